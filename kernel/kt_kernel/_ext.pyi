@@ -1,0 +1,107 @@
+"""The C++ library as Python sees it. Raw addresses and sizes: `kt_kernel.wrappers` is the safe face."""
+
+from collections.abc import Sequence
+
+__version__: str
+LAYOUT_VERSION: int
+
+class KernelError(Exception): ...
+class ForkError(KernelError): ...
+class WeightsValueError(KernelError):
+    """A NaN or infinite weight; the text names projection, channel and position."""
+
+def cpu_features() -> dict[str, bool]:
+    """What CPUID reports and the OS lets this process use: `sse2 avx avx2 fma f16c avx_vnni avx512f avx512bw avx512dq
+    avx512vl avx512_vnni avx512_bf16 amx_tile amx_int8 amx_bf16` plus `os_avx os_avx512 os_amx` (XCR0; for AMX also the
+    process's tile permission, asked for once). Other architectures: all False plus their own names (`neon`)."""
+
+def cpu_name() -> str: ...
+
+class TierInfo:
+    name: str  # "generic", "avx2", … ascending
+    compiled: bool  # this build holds the tier
+    missing_cpu: list[str]  # CPU features the tier needs and this CPU lacks
+    missing_os: list[str]  # state components the OS or hypervisor has not enabled
+    formats: list[str]  # formats the tier implements ("INT8", "BF16")
+
+def tiers() -> list[TierInfo]:
+    """Every tier this source tree knows, lowest first, `generic` always usable."""
+
+def parse_cgroup_cpu_max(text: str) -> float | None:
+    """cgroup v2 `cpu.max` → CPUs ("50000 100000" → 0.5, "max 100000" → None); ValueError on anything else."""
+
+def parse_cgroup_v1_quota(quota: str, period: str) -> float | None:
+    """cgroup v1 `cpu.cfs_quota_us`, `cpu.cfs_period_us` ("-1" → None)."""
+
+class Topology:
+    logical_cpus: int
+    physical_cores: int
+    affinity: list[int]  # CPUs this process may run on
+    physical_in_affinity: int
+    cgroup_quota: float | None
+    numa_nodes: int
+    default_threads: int  # min(physical cores in the affinity mask, floor(quota)), at least 1
+
+def topology(sysfs: str = "/sys", cgroup: str = "/sys/fs/cgroup", proc: str = "/proc") -> Topology: ...
+
+class Context:
+    """Owns the worker threads and their scratch memory. Threads sleep when idle."""
+    def __init__(self, threads: int) -> None: ...
+    @property
+    def threads(self) -> int: ...
+    def run_failing_job(self, message: str) -> None:
+        """Throws `message` inside a worker thread; it must reach the caller as KernelError (for tests)."""
+
+class Activation:
+    """Gate formula. kind: "silu" = silu(g)·u; "clamped_silu" = silu(min(g,L))·clamp(u,±L);
+    "swiglu_oai" = g·sigmoid(alpha·g)·(u+1) with the same clamps (gpt-oss), L = 0: no clamp."""
+    def __init__(self, kind: str, alpha: float = 0.0, limit: float = 0.0) -> None: ...
+
+class PackedExperts:
+    """Packed weights of one layer, 64-byte aligned, independent of tier, threads and NUMA."""
+    def __init__(self, experts: int, hidden: int, intermediate: int, format: str, rotate: bool) -> None: ...
+    experts: int
+    hidden: int
+    intermediate: int
+    format: str
+    rotated: bool
+    nbytes: int
+    bytes_per_expert: int
+    def pack_expert(
+        self,
+        context: Context,
+        tier: str,
+        expert: int,
+        gate: int, gate_strides: tuple[int, int],
+        up: int, up_strides: tuple[int, int],
+        down: int, down_strides: tuple[int, int],
+        dtype: str,
+    ) -> None:
+        """Quantises one expert. Addresses of gate, up (I, H) and down (H, I); strides in elements as (channel, input), so
+        transposed and interleaved sources need no copy; dtype "float32", "bfloat16" or "float16". Releases the GIL."""
+    def unpack_expert(self, expert: int, gate: int, up: int, down: int) -> None:
+        """Writes dequantised, un-rotated fp32 (I, H), (I, H), (H, I), contiguous."""
+    def bytes(self) -> memoryview:
+        """The packed bytes, read-only."""
+
+class Pending:
+    def wait(self) -> None:
+        """Blocks (without the GIL) until the submitted forward has finished; rethrows its error."""
+    def done(self) -> bool: ...
+
+class MoE:
+    def __init__(self, context: Context, packed: PackedExperts, tier: str, activation: Activation, top_k: int, max_tokens: int) -> None: ...
+    def forward(
+        self, tokens: int, k: int, x: int, x_dtype: str, ids: int, ids_dtype: str, weights: int, weights_dtype: str, out: int, out_dtype: str
+    ) -> None:
+        """All arrays contiguous: x (T,H), ids (T,k) int32/int64, weights (T,k), out (T,H). Releases the GIL.
+        Ids outside 0…E−1 contribute nothing. T beyond max_tokens is processed in chunks, with equal bits."""
+    def submit(
+        self, tokens: int, k: int, x: int, x_dtype: str, ids: int, ids_dtype: str, weights: int, weights_dtype: str, out: int, out_dtype: str
+    ) -> Pending:
+        """As forward, on the context's submission thread; the caller keeps every array alive until wait() returns."""
+    def warm_up(self) -> None:
+        """Touches every packed page and runs one token through every phase."""
+    def scratch_bytes(self) -> int: ...
+    def fill_scratch(self, byte: int) -> None:
+        """Overwrites all scratch memory (for tests: stale scratch must never reach an output)."""

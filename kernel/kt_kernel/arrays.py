@@ -1,0 +1,106 @@
+"""Addresses of tensors and arrays without copying them, and clear words for those that cannot be taken.
+
+Torch tensors are recognised by their attributes; torch itself is never imported here.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kt_kernel.errors import InputError
+
+__all__ = ["FLOATS", "INTEGERS", "Array", "empty_like", "mention_gradient", "view"]
+
+logger = logging.getLogger("kt_kernel")
+
+FLOATS = ("float32", "bfloat16", "float16")
+INTEGERS = ("int64", "int32")
+
+_gradient_said = False
+
+
+@dataclass(frozen=True)
+class Array:
+    """Where the elements lie. `strides` count elements; `owner` keeps the memory alive."""
+
+    owner: Any
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    itemsize: int
+
+    def rows(self, first: int, last: int) -> Array:
+        """Rows `first` to `last` - 1."""
+        address = self.address + first * self.strides[0] * self.itemsize
+        return Array(self.owner, address, (last - first, *self.shape[1:]), self.strides, self.dtype, self.itemsize)
+
+
+def view(value: object, name: str, dtypes: tuple[str, ...], *, contiguous: bool = False) -> Array:
+    """The memory of a CPU tensor or numpy array; `contiguous` copies when the elements do not lie in order.
+
+    Raises `InputError` that says what `name` is, what was expected and what to do.
+    """
+    if _is_torch(value):
+        return _torch_view(value, name, dtypes, contiguous)
+    if isinstance(value, np.ndarray):
+        return _numpy_view(value, name, dtypes, contiguous)
+    raise InputError(f"{name} has to be a torch tensor or a numpy array, got {type(value).__name__}")
+
+
+def empty_like(value: Any, shape: tuple[int, ...]) -> Any:
+    """Fresh memory of the same library and dtype as `value`, in native byte order."""
+    return value.new_empty(shape) if _is_torch(value) else np.empty(shape, dtype=value.dtype.newbyteorder("="))
+
+
+def _is_torch(value: object) -> bool:
+    return hasattr(value, "data_ptr") and hasattr(value, "new_empty")
+
+
+def _check_dtype(dtype: str, name: str, dtypes: tuple[str, ...]) -> None:
+    if dtype not in dtypes:
+        raise InputError(f"{name} is {dtype}; the kernel takes {', '.join(dtypes)}: convert it, e.g. to {dtypes[0]}")
+
+
+def _torch_view(tensor: Any, name: str, dtypes: tuple[str, ...], contiguous: bool) -> Array:
+    device = tensor.device.type
+    if device == "meta":
+        raise InputError(f"{name} is on the meta device and holds no numbers: load it first")
+    if device != "cpu":
+        raise InputError(f"{name} is on {tensor.device}; the kernel reads host memory: pass {name}.cpu()")
+    if not str(tensor.layout).endswith("strided"):
+        raise InputError(f"{name} has layout {tensor.layout}; pass a dense tensor, {name}.to_dense()")
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    _check_dtype(dtype, name, dtypes)
+    # Lazily negated views show other numbers than their memory holds.
+    tensor = tensor.detach().resolve_neg()
+    if contiguous:
+        tensor = tensor.contiguous()
+    return Array(tensor, tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), dtype, tensor.element_size())
+
+
+def _numpy_view(array: np.ndarray[Any, Any], name: str, dtypes: tuple[str, ...], contiguous: bool) -> Array:
+    _check_dtype(array.dtype.name, name, dtypes)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    itemsize = array.itemsize
+    aligned = array.flags.aligned and all(stride >= 0 and stride % itemsize == 0 for stride in array.strides)
+    if not aligned or (contiguous and not array.flags.c_contiguous):
+        array = np.array(array, order="C")
+    strides = tuple(stride // itemsize for stride in array.strides)
+    return Array(array, array.ctypes.data, array.shape, strides, array.dtype.name, itemsize)
+
+
+def mention_gradient(value: object, name: str) -> None:
+    """Says once that gradients end here, where the caller seems to want them: not under `torch.no_grad()`."""
+    global _gradient_said
+    torch = sys.modules.get("torch")
+    if _gradient_said or torch is None or not getattr(value, "requires_grad", False) or not torch.is_grad_enabled():
+        return
+    _gradient_said = True
+    logger.warning("%s requires gradients; the kernel has none, its output is detached: use torch.no_grad()", name)

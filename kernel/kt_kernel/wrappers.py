@@ -1,0 +1,265 @@
+"""The wrappers: one MoE layer's experts on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kt_kernel import _ext
+from kt_kernel.arrays import FLOATS, INTEGERS, Array, empty_like, mention_gradient, view
+from kt_kernel.backends import Backend, Family, Format, parse_backend
+from kt_kernel.config import MoEConfig
+from kt_kernel.contexts import resolve_threads, shared_context
+from kt_kernel.errors import InputError, NotLoadedError, translated
+from kt_kernel.tier import choose_tier
+from kt_kernel.weights import open_weights, pack
+
+__all__ = ["AMXMoEWrapper", "AVX2MoEWrapper", "MoEWrapper", "Pending"]
+
+
+class Pending:
+    """A forward under way. It holds every array the kernel reads or writes."""
+
+    def __init__(self, pending: _ext.Pending, call: _Call) -> None:
+        self._pending = pending
+        self._call = call
+
+    def done(self) -> bool:
+        """Whether `result` would return at once."""
+        return self._pending.done()
+
+    def result(self) -> Any:
+        """Waits, without the GIL, and returns the output; raises what the forward raised."""
+        with translated():
+            self._pending.wait()
+        return self._call.out
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A checked call: the kernel's arguments, and the owners of the memory they point to."""
+
+    tokens: int
+    slots: int
+    x: Array
+    ids: Array
+    weights: Array
+    out: Any
+    out_array: Array
+
+    def arguments(self) -> tuple[int, int, int, str, int, str, int, str, int, str]:
+        return (
+            self.tokens,
+            self.slots,
+            self.x.address,
+            self.x.dtype,
+            self.ids.address,
+            self.ids.dtype,
+            self.weights.address,
+            self.weights.dtype,
+            self.out_array.address,
+            self.out_array.dtype,
+        )
+
+
+class MoEWrapper:
+    """Runs the experts of one MoE layer on the best tier of this CPU.
+
+    Args:
+        config: `expert_num`, `hidden_size` (H), `intermediate_size` (I), `max_len`, `num_experts_per_tok` (k), and if
+            wanted `swiglu_alpha`, `swiglu_limit`. `max_len` sizes scratch memory and is no limit on tokens.
+        backend: format and ISA asked for, see `kt_kernel.parse_backend`. "auto" is BF16 on the best tier.
+        rotate: INT8 only: rotate weights and activations before quantising, which keeps outliers from costing accuracy.
+        threads: worker threads; None takes `KT_NUM_THREADS`, else the physical cores this process may use.
+        strict: an ISA family that was asked for and cannot run is an `UnsupportedCpuError`, not the next tier down.
+        strict_ids: expert ids outside 0…E-1 are an `InputError`; else they contribute nothing.
+
+    Raises:
+        ConfigError, BackendError, UnsupportedCpuError: before any weight is read.
+    """
+
+    _ceiling: ClassVar[Family | None] = None
+
+    def __init__(
+        self,
+        config: Mapping[str, object],
+        *,
+        backend: str | Backend | None = "auto",
+        rotate: bool = True,
+        threads: int | None = None,
+        strict: bool = False,
+        strict_ids: bool = False,
+    ) -> None:
+        self.config = MoEConfig.from_dict(config)
+        self._backend = parse_backend(backend)
+        self._threads = resolve_threads(threads)
+        self._tier = choose_tier(self._backend, ceiling=self._ceiling, strict=strict).tier
+        self._rotate = bool(rotate) and self._backend.format == "INT8"
+        self._strict_ids = strict_ids
+        self._packed: _ext.PackedExperts | None = None
+        self._moe: _ext.MoE | None = None
+
+    @property
+    def tier(self) -> str:
+        """ISA tier that runs, e.g. "avx2"."""
+        return self._tier
+
+    @property
+    def format(self) -> Format:
+        """Format of the packed weights, "INT8" or "BF16"."""
+        return self._backend.format
+
+    @property
+    def backend(self) -> str:
+        """The backend that was asked for."""
+        return self._backend.name
+
+    @property
+    def threads(self) -> int:
+        """Worker threads, the caller's own included."""
+        return self._threads
+
+    @property
+    def loaded(self) -> bool:
+        """Whether `forward` can run."""
+        return self._moe is not None
+
+    @property
+    def description(self) -> str:
+        """Who runs: "AMXINT8 → INT8 on avx2, 2 threads"."""
+        rotation = " (not rotated)" if self.format == "INT8" and not self._rotate else ""
+        threads = "1 thread" if self._threads == 1 else f"{self._threads} threads"
+        return f"{self.backend} → {self.format}{rotation} on {self.tier}, {threads}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of packed weights; 0 before `load_weights`."""
+        return 0 if self._packed is None else self._packed.nbytes
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of packed weights that one token's experts read; 0 before `load_weights`."""
+        return 0 if self._packed is None else self._packed.bytes_per_expert * self.config.num_experts_per_tok
+
+    def load_weights(self, weights: Mapping[str, Any] | str | os.PathLike[str], prefix: str | None = None) -> None:
+        """Quantises and packs the experts. A failure, Ctrl-C included, leaves the wrapper as it was.
+
+        Args:
+            weights: a dictionary of tensors or numpy arrays, `gate_proj` (E, I, H), `up_proj` (E, I, H) and `down_proj`
+                (E, H, I), or `gate_up_proj` (E, 2I, H), gate first, and `down_proj`; any strides, float32, bfloat16 or
+                float16. Or the path of a `.safetensors` file or folder with those names, or with one tensor for each
+                expert, under any one prefix.
+            prefix: which layer, where a file holds several, e.g. "model.layers.3.mlp.experts".
+
+        Raises:
+            WeightsError: what is missing, too much, misshapen, damaged, or NaN or infinite.
+        """
+        context = shared_context(self._threads)
+        with open_weights(weights, self.config, prefix) as experts:
+            packed = pack(experts, context, self._tier, self.format, self._rotate)
+        moe = _ext.MoE(
+            context, packed, self._tier, self.config.activation(), self.config.num_experts_per_tok, self.config.max_len
+        )
+        self._packed, self._moe = packed, moe
+
+    def forward(self, x: Any, expert_ids: Any, weights: Any) -> Any:
+        """The weighted sum of each token's experts: (T, H), of `x`'s library and dtype, on the CPU.
+
+        Args:
+            x: (T, H) float32, bfloat16 or float16; torch CPU tensor or numpy array. T may be 0.
+            expert_ids: (T, k) int32 or int64. Ids outside 0…E-1 contribute nothing; duplicates add up.
+            weights: (T, k) float32, bfloat16 or float16, used as given.
+
+        Raises:
+            NotLoadedError: before `load_weights`.
+            InputError: an argument the kernel cannot take; the text says what to do.
+        """
+        moe = self._loaded_moe()
+        call = self._prepare(x, expert_ids, weights)
+        with translated():
+            moe.forward(*call.arguments())
+        return call.out
+
+    def submit(self, x: Any, expert_ids: Any, weights: Any) -> Pending:
+        """As `forward`, without waiting: `.result()` of what it returns waits. Leave the inputs alone until then."""
+        moe = self._loaded_moe()
+        call = self._prepare(x, expert_ids, weights)
+        with translated():
+            return Pending(moe.submit(*call.arguments()), call)
+
+    def warm_up(self) -> None:
+        """Touches every packed page and runs one token through every phase, so that the first real call is not slow."""
+        moe = self._loaded_moe()
+        with translated():
+            moe.warm_up()
+
+    def _loaded_moe(self) -> _ext.MoE:
+        if self._moe is None:
+            raise NotLoadedError(f"{type(self).__name__} has no weights yet: call load_weights(...) first")
+        return self._moe
+
+    def _prepare(self, x: Any, expert_ids: Any, weights: Any) -> _Call:
+        mention_gradient(x, "x")
+        x_array = view(x, "x", FLOATS, contiguous=True)
+        ids = view(expert_ids, "expert_ids", INTEGERS, contiguous=True)
+        routing = view(weights, "weights", FLOATS, contiguous=True)
+        hidden, slots = self.config.hidden_size, self.config.num_experts_per_tok
+        if len(x_array.shape) != 2 or x_array.shape[1] != hidden:
+            raise InputError(f"x has shape {x_array.shape}; expected (tokens, {hidden}), hidden_size being {hidden}")
+        tokens = x_array.shape[0]
+        for name, array in (("expert_ids", ids), ("weights", routing)):
+            if array.shape != (tokens, slots):
+                expected = f"{(tokens, slots)}: the tokens of x by num_experts_per_tok"
+                raise InputError(f"{name} has shape {array.shape}; expected {expected}")
+        if self._strict_ids:
+            _refuse_strange_ids(ids, self.config.expert_num)
+        out = empty_like(x, (tokens, hidden))
+        return _Call(tokens, slots, x_array, ids, routing, out, view(out, "out", FLOATS))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MoEWrapper:
+        # Packed weights never change, so a copied model may share them.
+        return copy.copy(self)
+
+    def __repr__(self) -> str:
+        c = self.config
+        state = f"{self.nbytes / 2**20:.1f} MiB" if self.loaded else "no weights"
+        return (
+            f"{type(self).__name__}({c.expert_num} experts, top-{c.num_experts_per_tok}, hidden {c.hidden_size}, "
+            f"intermediate {c.intermediate_size}; {self.description}; {state})"
+        )
+
+
+class AMXMoEWrapper(MoEWrapper):
+    """`MoEWrapper` that asks for AMX. Without it the next tier down runs, which is said once."""
+
+    _ceiling = "amx"
+
+    def __init__(
+        self, config: Mapping[str, object], *, backend: str | Backend | None = "AMXINT8", **options: Any
+    ) -> None:
+        super().__init__(config, backend=backend, **options)
+
+
+class AVX2MoEWrapper(MoEWrapper):
+    """`MoEWrapper` that stays within AVX2, whatever else the CPU has."""
+
+    _ceiling = "avx2"
+
+    def __init__(self, config: Mapping[str, object], *, backend: str | Backend | None = "INT8", **options: Any) -> None:
+        super().__init__(config, backend=backend, **options)
+
+
+def _refuse_strange_ids(ids: Array, experts: int) -> None:
+    numbers = np.asarray(ids.owner)
+    strange = np.argwhere((numbers < 0) | (numbers >= experts))
+    if len(strange):
+        token, slot = strange[0]
+        number = int(numbers[token, slot])
+        bound = f"≥ {experts}" if number >= experts else "< 0"
+        more = f" ({len(strange)} such ids)" if len(strange) > 1 else ""
+        raise InputError(f"expert id {number} {bound} at token {token}, slot {slot}{more}")

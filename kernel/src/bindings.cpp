@@ -1,0 +1,276 @@
+// The one binding file. Addresses and sizes come checked from kt_kernel.wrappers; what is checked here is what would be
+// memory-unsafe.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+#include <tuple>
+
+#include "cpu/context.hpp"
+#include "cpu/features.hpp"
+#include "cpu/topology.hpp"
+#include "error.hpp"
+#include "moe/moe.hpp"
+#include "pack/packed_experts.hpp"
+#include "tiers/registry.hpp"
+
+namespace py = pybind11;
+using namespace pybind11::literals;
+
+namespace kt {
+namespace {
+
+using Address = std::uintptr_t;
+using Strides = std::tuple<std::ptrdiff_t, std::ptrdiff_t>;
+
+DType parse_dtype(const std::string& name) {
+  if (name == "float32") return DType::kF32;
+  if (name == "bfloat16") return DType::kBf16;
+  if (name == "float16") return DType::kF16;
+  throw Error("unknown dtype " + name + "; dtypes: float32, bfloat16, float16");
+}
+
+IdType parse_id_type(const std::string& name) {
+  if (name == "int32") return IdType::kInt32;
+  if (name == "int64") return IdType::kInt64;
+  throw Error("unknown id dtype " + name + "; dtypes: int32, int64");
+}
+
+Gate parse_gate(const std::string& kind, float alpha, float limit) {
+  if (kind == "silu") return {GateKind::kSilu, 1.0f, 0.0f};
+  if (kind == "clamped_silu") return {GateKind::kClampedSilu, 1.0f, limit};
+  if (kind == "swiglu_oai") return {GateKind::kSwigluOai, alpha, limit};
+  throw Error("unknown gate formula " + kind + "; formulas: silu, clamped_silu, swiglu_oai");
+}
+
+WeightView view(Address address, const Strides& strides, const std::string& dtype) {
+  return {reinterpret_cast<const void*>(address), parse_dtype(dtype), std::get<0>(strides), std::get<1>(strides)};
+}
+
+// A forward in flight. It keeps its MoE alive, and an abandoned one is waited for: the kernel still writes to the
+// caller's memory.
+class PendingForward {
+ public:
+  PendingForward(std::shared_ptr<MoE> moe, std::shared_ptr<Pending> pending)
+      : moe_(std::move(moe)), pending_(std::move(pending)) {}
+  PendingForward(PendingForward&&) = default;
+  ~PendingForward() {
+    if (!pending_ || pending_->done()) return;
+    const py::gil_scoped_release unlocked;
+    try {
+      pending_->wait();
+    } catch (...) {  // nobody is left to hear it
+    }
+  }
+  void wait() { pending_->wait(); }
+  bool done() const { return pending_->done(); }
+
+ private:
+  std::shared_ptr<MoE> moe_;
+  std::shared_ptr<Pending> pending_;
+};
+
+ForwardArgs forward_args(std::size_t tokens, std::size_t k, Address x, const std::string& x_dtype, Address ids,
+                         const std::string& ids_dtype, Address weights, const std::string& weights_dtype, Address out,
+                         const std::string& out_dtype) {
+  return {tokens,
+          k,
+          reinterpret_cast<const void*>(x),
+          parse_dtype(x_dtype),
+          {reinterpret_cast<const void*>(ids), parse_id_type(ids_dtype), reinterpret_cast<const void*>(weights),
+           parse_dtype(weights_dtype)},
+          reinterpret_cast<void*>(out),
+          parse_dtype(out_dtype)};
+}
+
+void run_failing_job(Context& context, const std::string& message) {
+  Context::Session session(context);
+  // One item a thread, and each waits until all are taken, so that the last thread to start really takes part.
+  std::atomic<std::size_t> taken{0};
+  const std::size_t threads = context.threads();
+  const Phase phase{threads, 1, [&](std::size_t begin, std::size_t end, std::size_t thread) {
+                      taken.fetch_add(end - begin);
+                      while (taken.load() < threads) std::this_thread::yield();
+                      if (thread + 1 == threads) throw Error(message);
+                    }};
+  session.run({&phase, 1});
+}
+
+void bind_cpu(py::module_& m) {
+  m.def("cpu_features", [] {
+    py::dict features;
+    for (const NamedFeature& feature : kCpuFeatures) features[feature.name] = cpu_features().*feature.member;
+    return features;
+  });
+  m.def("cpu_name", &cpu_name);
+  m.def("parse_cgroup_cpu_max", [](const std::string& text) { return parse_cpu_max(text); }, "text"_a);
+  m.def(
+      "parse_cgroup_v1_quota",
+      [](const std::string& quota, const std::string& period) { return parse_cfs_quota(quota, period); }, "quota"_a,
+      "period"_a);
+
+  py::class_<Topology>(m, "Topology")
+      .def_readonly("logical_cpus", &Topology::logical_cpus)
+      .def_readonly("physical_cores", &Topology::physical_cores)
+      .def_readonly("affinity", &Topology::affinity)
+      .def_readonly("physical_in_affinity", &Topology::physical_in_affinity)
+      .def_readonly("cgroup_quota", &Topology::cgroup_quota)
+      .def_readonly("numa_nodes", &Topology::numa_nodes)
+      .def_readonly("default_threads", &Topology::default_threads);
+  m.def(
+      "topology",
+      [](const std::string& sysfs, const std::string& cgroup, const std::string& proc) {
+        return read_topology({sysfs, cgroup, proc});
+      },
+      "sysfs"_a = "/sys", "cgroup"_a = "/sys/fs/cgroup", "proc"_a = "/proc");
+}
+
+struct TierInfo {
+  std::string name;
+  bool compiled;
+  std::vector<std::string> missing_cpu;
+  std::vector<std::string> missing_os;
+  std::vector<std::string> formats;
+};
+
+void bind_tiers(py::module_& m) {
+  py::class_<TierInfo>(m, "TierInfo")
+      .def_readonly("name", &TierInfo::name)
+      .def_readonly("compiled", &TierInfo::compiled)
+      .def_readonly("missing_cpu", &TierInfo::missing_cpu)
+      .def_readonly("missing_os", &TierInfo::missing_os)
+      .def_readonly("formats", &TierInfo::formats);
+  m.def("tiers", [] {
+    std::vector<TierInfo> infos;
+    for (const Tier& tier : all_tiers()) {
+      infos.push_back({std::string(tier.name), tier.table != nullptr, missing(cpu_features(), tier.needs_cpu),
+                       missing(cpu_features(), tier.needs_os),
+                       tier.table == nullptr ? std::vector<std::string>{} : formats_of(*tier.table)});
+    }
+    return infos;
+  });
+}
+
+void bind_context(py::module_& m) {
+  py::class_<Context, std::shared_ptr<Context>>(m, "Context")
+      .def(py::init<std::size_t>(), "threads"_a)
+      .def_property_readonly("threads", &Context::threads)
+      .def("run_failing_job", &run_failing_job, "message"_a, py::call_guard<py::gil_scoped_release>());
+}
+
+void bind_packed_experts(py::module_& m) {
+  py::class_<PackedExperts, std::shared_ptr<PackedExperts>>(m, "PackedExperts", py::buffer_protocol())
+      .def(py::init([](std::size_t experts, std::size_t hidden, std::size_t intermediate, const std::string& format,
+                       bool rotate) {
+             return std::make_shared<PackedExperts>(
+                 LayerLayout(parse_format(format), rotate, experts, hidden, intermediate));
+           }),
+           "experts"_a, "hidden"_a, "intermediate"_a, "format"_a, "rotate"_a)
+      .def_property_readonly("experts", [](const PackedExperts& p) { return p.layout().experts; })
+      .def_property_readonly("hidden", [](const PackedExperts& p) { return p.layout().hidden; })
+      .def_property_readonly("intermediate", [](const PackedExperts& p) { return p.layout().intermediate; })
+      .def_property_readonly("format",
+                             [](const PackedExperts& p) { return std::string(format_name(p.layout().format)); })
+      .def_property_readonly("rotated", [](const PackedExperts& p) { return p.layout().rotated; })
+      .def_property_readonly("nbytes", [](const PackedExperts& p) { return p.layout().bytes(); })
+      .def_property_readonly("bytes_per_expert", [](const PackedExperts& p) { return p.layout().expert_bytes; })
+      .def(
+          "pack_expert",
+          [](PackedExperts& packed, Context& context, const std::string& tier, std::size_t expert, Address gate,
+             const Strides& gate_strides, Address up, const Strides& up_strides, Address down,
+             const Strides& down_strides, const std::string& dtype) {
+            packed.pack(
+                context, usable_table(tier), expert,
+                {view(gate, gate_strides, dtype), view(up, up_strides, dtype), view(down, down_strides, dtype)});
+          },
+          "context"_a, "tier"_a, "expert"_a, "gate"_a, "gate_strides"_a, "up"_a, "up_strides"_a, "down"_a,
+          "down_strides"_a, "dtype"_a, py::call_guard<py::gil_scoped_release>())
+      .def(
+          "unpack_expert",
+          [](const PackedExperts& packed, std::size_t expert, Address gate, Address up, Address down) {
+            packed.unpack(usable_table("generic"), expert, reinterpret_cast<float*>(gate), reinterpret_cast<float*>(up),
+                          reinterpret_cast<float*>(down));
+          },
+          "expert"_a, "gate"_a, "up"_a, "down"_a, py::call_guard<py::gil_scoped_release>())
+      .def("bytes",
+           [](py::object self) {
+             const auto& packed = self.cast<const PackedExperts&>();
+             return py::memoryview(self).attr("cast")("B").attr("__getitem__")(
+                 py::slice(0, static_cast<py::ssize_t>(packed.layout().bytes()), 1));
+           })
+      .def_buffer([](PackedExperts& packed) {
+        return py::buffer_info(reinterpret_cast<std::uint8_t*>(packed.data()),
+                               static_cast<py::ssize_t>(packed.layout().bytes()), true);
+      });
+}
+
+void bind_moe(py::module_& m) {
+  py::class_<PendingForward>(m, "Pending")
+      .def("wait", &PendingForward::wait, py::call_guard<py::gil_scoped_release>())
+      .def("done", &PendingForward::done);
+
+  py::class_<Gate>(m, "Activation").def(py::init(&parse_gate), "kind"_a, "alpha"_a = 0.0f, "limit"_a = 0.0f);
+
+  py::class_<MoE, std::shared_ptr<MoE>>(m, "MoE")
+      .def(py::init([](std::shared_ptr<Context> context, std::shared_ptr<PackedExperts> packed, const std::string& tier,
+                       const Gate& activation, std::size_t top_k, std::size_t max_tokens) {
+             return std::make_shared<MoE>(std::move(context), std::move(packed), usable_table(tier), activation, top_k,
+                                          max_tokens);
+           }),
+           "context"_a, "packed"_a, "tier"_a, "activation"_a, "top_k"_a, "max_tokens"_a)
+      .def(
+          "forward",
+          [](MoE& moe, std::size_t tokens, std::size_t k, Address x, const std::string& x_dtype, Address ids,
+             const std::string& ids_dtype, Address weights, const std::string& weights_dtype, Address out,
+             const std::string& out_dtype) {
+            moe.forward(forward_args(tokens, k, x, x_dtype, ids, ids_dtype, weights, weights_dtype, out, out_dtype));
+          },
+          "tokens"_a, "k"_a, "x"_a, "x_dtype"_a, "ids"_a, "ids_dtype"_a, "weights"_a, "weights_dtype"_a, "out"_a,
+          "out_dtype"_a, py::call_guard<py::gil_scoped_release>())
+      .def(
+          "submit",
+          [](const std::shared_ptr<MoE>& moe, std::size_t tokens, std::size_t k, Address x, const std::string& x_dtype,
+             Address ids, const std::string& ids_dtype, Address weights, const std::string& weights_dtype, Address out,
+             const std::string& out_dtype) {
+            return PendingForward(moe, moe->submit(forward_args(tokens, k, x, x_dtype, ids, ids_dtype, weights,
+                                                                weights_dtype, out, out_dtype)));
+          },
+          "tokens"_a, "k"_a, "x"_a, "x_dtype"_a, "ids"_a, "ids_dtype"_a, "weights"_a, "weights_dtype"_a, "out"_a,
+          "out_dtype"_a)
+      .def("warm_up", &MoE::warm_up, py::call_guard<py::gil_scoped_release>())
+      .def("scratch_bytes", &MoE::scratch_bytes, py::call_guard<py::gil_scoped_release>())
+      .def("fill_scratch", &MoE::fill_scratch, "byte"_a, py::call_guard<py::gil_scoped_release>());
+}
+
+void bind_errors(py::module_& m) {
+  static py::exception<Error> error(m, "KernelError");
+  static py::exception<ForkError> fork_error(m, "ForkError", error.ptr());
+  static py::exception<WeightsValueError> weights_error(m, "WeightsValueError", error.ptr());
+  py::register_exception_translator([](std::exception_ptr p) {
+    try {
+      if (p) std::rethrow_exception(p);
+    } catch (const WeightsValueError& e) {
+      py::set_error(weights_error, e.what());
+    } catch (const ForkError& e) {
+      py::set_error(fork_error, e.what());
+    } catch (const Error& e) {
+      py::set_error(error, e.what());
+    }
+  });
+}
+
+}  // namespace
+}  // namespace kt
+
+PYBIND11_MODULE(_ext, m) {
+  m.doc() = "The C++ library of kt_kernel; see _ext.pyi.";
+  m.attr("__version__") = KT_VERSION;
+  m.attr("LAYOUT_VERSION") = kt::kLayoutVersion;
+  kt::bind_errors(m);
+  kt::bind_cpu(m);
+  kt::bind_tiers(m);
+  kt::bind_context(m);
+  kt::bind_packed_experts(m);
+  kt::bind_moe(m);
+}

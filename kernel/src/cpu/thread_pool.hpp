@@ -1,0 +1,53 @@
+// Worker threads that run phases together: every item of a phase is done before the next phase begins.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <span>
+#include <thread>
+#include <vector>
+
+namespace kt {
+
+struct Phase {
+  std::size_t items = 0;
+  std::size_t grain = 1;  // items a thread takes at least at a time
+  std::function<void(std::size_t begin, std::size_t end, std::size_t thread)> work;
+};
+
+// Owns threads-1 workers; the thread that calls run() is the first one. One run() at a time (Context sees to that).
+class ThreadPool {
+ public:
+  explicit ThreadPool(std::size_t threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  std::size_t threads() const { return workers_.size() + 1; }
+
+  // Runs the phases in order. The first exception thrown by any thread ends the run and is rethrown here.
+  void run(std::span<const Phase> phases);
+
+ private:
+  void worker(std::size_t thread);
+  void run_phases(std::size_t thread);
+  void run_items(const Phase& phase, std::atomic<std::size_t>& next, std::size_t thread);
+  void barrier();
+  void stop();
+
+  std::vector<std::thread> workers_;
+  std::span<const Phase> phases_;
+  std::vector<std::atomic<std::size_t>> next_;  // per phase: first item not yet taken
+  std::atomic<std::uint32_t> epoch_{0};         // a change wakes the workers
+  std::atomic<std::uint32_t> arrived_{0};
+  std::atomic<std::uint32_t> generation_{0};  // a change opens the barrier
+  std::atomic<bool> stopping_{false};
+  std::atomic<bool> failed_{false};
+  std::exception_ptr error_;
+};
+
+}  // namespace kt

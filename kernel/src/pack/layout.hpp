@@ -1,0 +1,57 @@
+// Where every byte of a packed layer lies. docs/architecture.md draws it; kLayoutVersion changes with any change here.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+#include "tiers/table.hpp"
+
+namespace kt {
+
+inline constexpr int kLayoutVersion = 1;
+
+// Largest INT8 dot product: 255·127·K must stay below 2^31 for the tiers that offset activations to u8.
+inline constexpr std::size_t kMaxInt8Inputs = 65536;
+
+// One weight matrix of one expert: column blocks of 32 channels.
+struct MatrixLayout {
+  std::size_t inputs = 0;    // K
+  std::size_t k_padded = 0;  // K up to a multiple of 64
+  std::size_t blocks = 0;
+  std::size_t block_bytes = 0;
+  std::size_t bytes() const { return blocks * block_bytes; }
+};
+
+// One layer: E experts, each [gate_up blocks][down blocks].
+struct LayerLayout {
+  // Throws Error for sizes that are zero, overflow, or are beyond the format's exact range.
+  LayerLayout(Format format, bool rotated, std::size_t experts, std::size_t hidden, std::size_t intermediate);
+
+  Format format;
+  bool rotated;
+  std::size_t experts;
+  std::size_t hidden;        // H: inputs of gate/up, channels of down
+  std::size_t intermediate;  // I: channels of gate/up, inputs of down
+  MatrixLayout gate_up;      // block b: gate channels 16b… on the left panel, up channels 16b… on the right
+  MatrixLayout down;         // block b: channels 32b…
+  std::size_t expert_bytes;
+
+  std::size_t bytes() const { return experts * expert_bytes; }
+  std::size_t gate_up_offset(std::size_t expert) const { return expert * expert_bytes; }
+  std::size_t down_offset(std::size_t expert) const { return expert * expert_bytes + gate_up.bytes(); }
+  // Hadamard block of a matrix's inputs, 0 when the layer is not rotated.
+  std::size_t rotation(const MatrixLayout& matrix) const;
+};
+
+// The largest power of two up to 512 that divides k_padded (a multiple of 64).
+std::size_t rotation_block(std::size_t k_padded);
+
+// Byte offset, inside a block, of the 4 bytes that hold inputs [word·4/bytes_per_weight, …) of one channel.
+inline std::size_t word_offset(std::size_t word, std::size_t panel, std::size_t channel) {
+  return word / 16 * 2 * kTileBytes + panel * kTileBytes + word % 16 * kRowBytes + 4 * channel;
+}
+
+std::string_view format_name(Format format);
+Format parse_format(std::string_view name);
+
+}  // namespace kt

@@ -1,0 +1,152 @@
+#include "pack/pack.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "error.hpp"
+
+namespace kt {
+namespace {
+
+#include "tiers/scalar-inl.hpp"
+
+inline float to_float(float x) {
+  return x;
+}
+
+// bf16 and fp16 are both 16 bits wide; a type of its own tells them apart.
+struct Bf16 {
+  std::uint16_t bits;
+};
+struct F16 {
+  std::uint16_t bits;
+};
+inline float to_float(Bf16 x) {
+  return bf16_to_float(x.bits);
+}
+inline float to_float(F16 x) {
+  return f16_to_float(x.bits);
+}
+
+template <class T>
+void gather(const T* source, std::ptrdiff_t stride, std::size_t n, float* out) {
+  if (stride == 1) {
+    for (std::size_t i = 0; i < n; ++i) out[i] = to_float(source[i]);
+  } else {
+    for (std::size_t i = 0; i < n; ++i) out[i] = to_float(source[static_cast<std::ptrdiff_t>(i) * stride]);
+  }
+}
+
+bool all_finite(const float* x, std::size_t n) {
+  std::uint32_t most = 0;  // the bits of |x| order as |x| does, infinities and NaNs last
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::uint32_t magnitude = float_to_bits(x[i]) & 0x7fffffffu;
+    most = magnitude > most ? magnitude : most;
+  }
+  return most < 0x7f800000u;
+}
+
+// Scales and channel sums follow the tiles of an INT8 block.
+float* scales_of(const MatrixLayout& matrix, std::byte* block) {
+  return reinterpret_cast<float*>(block + matrix.block_bytes - kTrailerBytes);
+}
+
+std::int32_t* sums_of(const MatrixLayout& matrix, std::byte* block) {
+  return reinterpret_cast<std::int32_t*>(block + matrix.block_bytes - kTrailerBytes / 2);
+}
+
+}  // namespace
+
+void PanelPacker::load(const WeightView& source, const char* name, std::size_t channel,
+                       const MatrixLayout& matrix) const {
+  const std::ptrdiff_t base = static_cast<std::ptrdiff_t>(channel) * source.channel_stride;
+  switch (source.dtype) {
+    case DType::kF32:
+      gather(static_cast<const float*>(source.data) + base, source.input_stride, matrix.inputs, row_);
+      break;
+    case DType::kBf16:
+      gather(static_cast<const Bf16*>(source.data) + base, source.input_stride, matrix.inputs, row_);
+      break;
+    case DType::kF16:
+      gather(static_cast<const F16*>(source.data) + base, source.input_stride, matrix.inputs, row_);
+      break;
+  }
+  if (!all_finite(row_, matrix.inputs)) {
+    std::size_t i = 0;
+    while (std::isfinite(row_[i])) ++i;
+    throw WeightsValueError(std::string(name) + " weight at channel " + std::to_string(channel) + ", input " +
+                            std::to_string(i) + " is " + (std::isnan(row_[i]) ? "NaN" : "infinite"));
+  }
+  std::fill(row_ + matrix.inputs, row_ + matrix.k_padded, 0.0f);
+}
+
+void PanelPacker::place(std::byte* block, std::size_t panel, std::size_t lane, std::size_t words) const {
+  const char* source = static_cast<const char*>(packed_row_);
+  for (std::size_t w = 0; w < words; ++w) std::memcpy(block + word_offset(w, panel, lane), source + 4 * w, 4);
+}
+
+void PanelPacker::pack_int8(const MatrixLayout& matrix, std::byte* block, std::size_t panel, std::size_t lane) const {
+  const std::size_t rotation = layout_.rotation(matrix);
+  if (rotation != 0) table_.rotate(row_, matrix.k_padded, rotation);
+  auto* q = static_cast<std::int8_t*>(packed_row_);
+  // Weights and activations are both multiplied by the unnormalised H, and H·H = rotation·1: the scale takes it back (a
+  // power of two).
+  const float scale = table_.quantize(row_, matrix.k_padded, q) / static_cast<float>(rotation == 0 ? 1 : rotation);
+  if (std::isnan(scale)) throw WeightsValueError("weights above 1e35 overflow fp32 when they are rotated");
+  std::int32_t sum = 0;
+  for (std::size_t i = 0; i < matrix.k_padded; ++i) sum += q[i];
+  place(block, panel, lane, matrix.k_padded / 4);
+  scales_of(matrix, block)[panel * kPanelChannels + lane] = scale;
+  sums_of(matrix, block)[panel * kPanelChannels + lane] = sum;
+}
+
+void PanelPacker::pack_bf16(const MatrixLayout& matrix, std::byte* block, std::size_t panel, std::size_t lane) const {
+  auto* out = static_cast<std::uint16_t*>(packed_row_);
+  for (std::size_t i = 0; i < matrix.k_padded; ++i) out[i] = float_to_bf16(row_[i]);
+  place(block, panel, lane, matrix.k_padded / 2);
+}
+
+void PanelPacker::pack(const MatrixLayout& matrix, std::byte* block, std::size_t panel, const WeightView& source,
+                       const char* name, std::size_t first, std::size_t channels) const {
+  for (std::size_t lane = 0; lane < kPanelChannels; ++lane) {
+    if (first + lane < channels) {
+      load(source, name, first + lane, matrix);
+    } else {
+      std::fill(row_, row_ + matrix.k_padded, 0.0f);
+    }
+    if (layout_.format == Format::kInt8) {
+      pack_int8(matrix, block, panel, lane);
+    } else {
+      pack_bf16(matrix, block, panel, lane);
+    }
+  }
+}
+
+void unpack_channel(const LayerLayout& layout, const TierTable& table, const MatrixLayout& matrix,
+                    const std::byte* block, std::size_t panel, std::size_t lane, float* out) {
+  std::vector<float> row(matrix.k_padded);
+  const std::size_t per_word = layout.format == Format::kInt8 ? 4 : 2;
+  for (std::size_t i = 0; i < matrix.k_padded; ++i) {
+    const std::byte* word = block + word_offset(i / per_word, panel, lane);
+    if (layout.format == Format::kInt8) {
+      row[i] = static_cast<float>(reinterpret_cast<const std::int8_t*>(word)[i % 4]);
+    } else {
+      std::uint16_t bits;
+      std::memcpy(&bits, word + i % 2 * 2, 2);
+      row[i] = bf16_to_float(bits);
+    }
+  }
+  if (layout.format == Format::kInt8) {
+    const std::size_t rotation = layout.rotation(matrix);
+    if (rotation != 0)
+      table.rotate(row.data(), matrix.k_padded, rotation);  // H is its own inverse, up to the factor in the scale
+    const float scale = scales_of(matrix, const_cast<std::byte*>(block))[panel * kPanelChannels + lane];
+    for (float& value : row) value *= scale;
+  }
+  std::copy_n(row.begin(), matrix.inputs, out);
+}
+
+}  // namespace kt

@@ -1,0 +1,34 @@
+// One panel (16 channels) of float weights into its place in a block, and back.
+#pragma once
+
+#include "pack/packed_experts.hpp"
+
+namespace kt {
+
+class PanelPacker {
+ public:
+  // `row` and `packed_row` hold the padded inputs of either matrix as floats.
+  PanelPacker(const LayerLayout& layout, const TierTable& table, float* row, void* packed_row)
+      : layout_(layout), table_(table), row_(row), packed_row_(packed_row) {}
+
+  // Channels [first, first + 16) of `source`; those from `channels` on are zero. `name` is for the error.
+  void pack(const MatrixLayout& matrix, std::byte* block, std::size_t panel, const WeightView& source, const char* name,
+            std::size_t first, std::size_t channels) const;
+
+ private:
+  void load(const WeightView& source, const char* name, std::size_t channel, const MatrixLayout& matrix) const;
+  void place(std::byte* block, std::size_t panel, std::size_t lane, std::size_t words) const;
+  void pack_int8(const MatrixLayout& matrix, std::byte* block, std::size_t panel, std::size_t lane) const;
+  void pack_bf16(const MatrixLayout& matrix, std::byte* block, std::size_t panel, std::size_t lane) const;
+
+  const LayerLayout& layout_;
+  const TierTable& table_;
+  float* row_;
+  void* packed_row_;
+};
+
+// The dequantised, un-rotated inputs of one channel (matrix.inputs floats).
+void unpack_channel(const LayerLayout& layout, const TierTable& table, const MatrixLayout& matrix,
+                    const std::byte* block, std::size_t panel, std::size_t lane, float* out);
+
+}  // namespace kt

@@ -1,0 +1,61 @@
+#include "pack/packed_experts.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "error.hpp"
+#include "pack/pack.hpp"
+
+namespace kt {
+
+void PackedExperts::check_expert(std::size_t expert) const {
+  if (expert >= layout_.experts)
+    throw Error("expert " + std::to_string(expert) + " of " + std::to_string(layout_.experts));
+}
+
+void PackedExperts::pack(Context& context, const TierTable& table, std::size_t expert, const ExpertSource& source) {
+  check_expert(expert);
+  const LayerLayout& l = layout_;
+  std::byte* gate_up = data() + l.gate_up_offset(expert);
+  std::byte* down = data() + l.down_offset(expert);
+  Context::Session session(context);
+  // Per thread: a row of floats, and a row in the packed type (never wider than the floats).
+  const std::size_t row_floats = std::max(l.gate_up.k_padded, l.down.k_padded);
+  std::byte* scratch = session.scratch(context.threads() * 2 * row_floats * sizeof(float));
+  const Phase phase{l.gate_up.blocks + l.down.blocks, 1, [&](std::size_t begin, std::size_t end, std::size_t thread) {
+                      float* floats = reinterpret_cast<float*>(scratch) + thread * 2 * row_floats;
+                      const PanelPacker packer(l, table, floats, floats + row_floats);
+                      for (std::size_t b = begin; b < end; ++b) {
+                        if (b < l.gate_up.blocks) {
+                          std::byte* block = gate_up + b * l.gate_up.block_bytes;
+                          packer.pack(l.gate_up, block, 0, source.gate, "gate", b * kPanelChannels, l.intermediate);
+                          packer.pack(l.gate_up, block, 1, source.up, "up", b * kPanelChannels, l.intermediate);
+                        } else {
+                          const std::size_t d = b - l.gate_up.blocks;
+                          std::byte* block = down + d * l.down.block_bytes;
+                          for (std::size_t panel = 0; panel < 2; ++panel) {
+                            packer.pack(l.down, block, panel, source.down, "down",
+                                        d * kBlockChannels + panel * kPanelChannels, l.hidden);
+                          }
+                        }
+                      }
+                    }};
+  session.run({&phase, 1});
+}
+
+void PackedExperts::unpack(const TierTable& table, std::size_t expert, float* gate, float* up, float* down) const {
+  check_expert(expert);
+  const LayerLayout& l = layout_;
+  for (std::size_t c = 0; c < l.intermediate; ++c) {
+    const std::byte* block = data() + l.gate_up_offset(expert) + c / kPanelChannels * l.gate_up.block_bytes;
+    unpack_channel(l, table, l.gate_up, block, 0, c % kPanelChannels, gate + c * l.hidden);
+    unpack_channel(l, table, l.gate_up, block, 1, c % kPanelChannels, up + c * l.hidden);
+  }
+  for (std::size_t c = 0; c < l.hidden; ++c) {
+    const std::byte* block = data() + l.down_offset(expert) + c / kBlockChannels * l.down.block_bytes;
+    unpack_channel(l, table, l.down, block, c % kBlockChannels / kPanelChannels, c % kPanelChannels,
+                   down + c * l.intermediate);
+  }
+}
+
+}  // namespace kt

@@ -1,0 +1,49 @@
+// The packed weights of one layer's experts.
+#pragma once
+
+#include <span>
+
+#include "cpu/aligned_buffer.hpp"
+#include "cpu/context.hpp"
+#include "pack/layout.hpp"
+
+namespace kt {
+
+// A float matrix in memory: element (channel, input) at data + channel·channel_stride + input·input_stride, in
+// elements, so that transposed and interleaved sources need no copy.
+struct WeightView {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  std::ptrdiff_t channel_stride = 0;
+  std::ptrdiff_t input_stride = 1;
+};
+
+struct ExpertSource {
+  WeightView gate;  // (I, H)
+  WeightView up;    // (I, H)
+  WeightView down;  // (H, I)
+};
+
+class PackedExperts {
+ public:
+  explicit PackedExperts(const LayerLayout& layout) : layout_(layout), buffer_(layout.bytes()) {}
+
+  const LayerLayout& layout() const { return layout_; }
+  std::byte* data() { return buffer_.data(); }
+  const std::byte* data() const { return buffer_.data(); }
+
+  // Quantises one expert on the context's threads; `table` serves only speed: the bytes are the same for every tier.
+  // Throws WeightsValueError for a NaN or infinite weight, and the expert must then not be used.
+  void pack(Context& context, const TierTable& table, std::size_t expert, const ExpertSource& source);
+
+  // Dequantised and un-rotated: (I, H), (I, H), (H, I), contiguous fp32.
+  void unpack(const TierTable& table, std::size_t expert, float* gate, float* up, float* down) const;
+
+ private:
+  void check_expert(std::size_t expert) const;
+
+  LayerLayout layout_;
+  AlignedBuffer buffer_;
+};
+
+}  // namespace kt

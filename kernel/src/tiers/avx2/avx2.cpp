@@ -1,0 +1,33 @@
+// AVX2 + FMA + F16C (Haswell 2013, Zen 2017).
+#include "tiers/avx2/avx2.hpp"
+
+#include <immintrin.h>
+
+#include "tiers/table.hpp"
+
+namespace kt {
+namespace {
+
+// The order matters: conversions, vector type, shared numerics, loops, micro kernels.
+#include "tiers/scalar-inl.hpp"
+#include "tiers/avx2/vector-inl.hpp"
+#include "tiers/elementwise-inl.hpp"
+#include "tiers/gemm-inl.hpp"
+#include "tiers/avx2/int8-inl.hpp"
+#include "tiers/avx2/bf16-inl.hpp"
+
+constexpr TierTable kTable = {
+    {int8_wide_row_bytes, encode_int8_wide_row, gate_up<Int8Micro>, down<Int8Micro>},
+    {bf16_row_bytes, encode_bf16_row, gate_up<Bf16Micro>, down<Bf16Micro>},
+    combine,
+    rotate,
+    quantize,
+};
+
+}  // namespace
+
+const TierTable* avx2_table() {
+  return &kTable;
+}
+
+}  // namespace kt

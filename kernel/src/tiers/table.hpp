@@ -1,0 +1,83 @@
+// The contract between the MoE algorithm and an ISA tier: plain data and function pointers.
+//
+// A tier's translation unit includes this header and the "-inl.hpp" texts, nothing else of ours and no STL: one inline
+// function compiled with AVX-512 and merged by the linker would kill every older CPU.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kt {
+
+enum class Format : int { kInt8, kBf16 };
+enum class DType : int { kF32, kBf16, kF16 };
+
+// kSilu: silu(g)·u.  kClampedSilu: silu(min(g, L))·clamp(u, ±L).  kSwigluOai: g·sigmoid(alpha·g)·(u + 1), clamped alike
+// (gpt-oss).
+enum class GateKind : int { kSilu, kClampedSilu, kSwigluOai };
+
+struct Gate {
+  GateKind kind = GateKind::kSilu;
+  float alpha = 0.0f;
+  float limit = 0.0f;  // 0: no clamp
+};
+
+// Geometry of the packed layout; docs/architecture.md draws it.
+inline constexpr std::size_t kPanelChannels =
+    16;  // fp32/int32 lanes of one AVX-512 register, columns of one AMX accumulator
+inline constexpr std::size_t kBlockChannels = 32;  // two panels: the N side of AMX's 2x2 blocking
+inline constexpr std::size_t kInputPadding = 64;   // K of one AMX int8 tile; two bf16 tiles
+inline constexpr std::size_t kRowBytes = 64;       // 16 channels x 4 bytes of K: a cache line, a tile row
+inline constexpr std::size_t kTileBytes = 1024;    // 16 panel rows
+inline constexpr std::size_t kTrailerBytes = 256;  // INT8: 32 fp32 scales, then 32 int32 channel sums
+
+// Rows of one expert times some of its column blocks.
+struct GemmCall {
+  const void* rows;  // m encoded activation rows (FormatTable::encode_row), row_stride bytes apart
+  std::size_t row_stride;
+  const float* row_scales;  // INT8: one scale per row
+  std::size_t m;
+  const void* blocks;  // first column block
+  std::size_t block_bytes;
+  std::size_t block_count;
+  std::size_t k_padded;
+  float* out;              // first output column of the first block
+  std::size_t out_stride;  // floats between output rows
+};
+
+// The arithmetic of one format on one tier. A tier that lacks the format leaves every pointer null.
+struct FormatTable {
+  // Bytes of one encoded activation row of k_padded inputs (a multiple of 64).
+  std::size_t (*row_bytes)(std::size_t k_padded);
+  // Encodes one row of k inputs, zero-padded to k_padded. rotation: Hadamard block (INT8), 0 for none. *scale: INT8 row
+  // scale. `work` holds k_padded floats, 64-byte aligned.
+  void (*encode_row)(const void* x, DType dtype, std::size_t k, std::size_t k_padded, std::size_t rotation, void* row,
+                     float* scale, float* work);
+  // 16 activated columns per block: out = gate(left panel, right panel).
+  void (*gate_up)(const GemmCall& call, const Gate& gate);
+  // 32 columns per block.
+  void (*down)(const GemmCall& call);
+};
+
+// Weighted sum of one token's expert outputs, in slot order, fp32: y = sum_s weights[s] * rows[s].
+struct CombineCall {
+  const float* const* rows;  // null: the slot was routed nowhere
+  const float* weights;
+  std::size_t slots;
+  std::size_t n;
+  void* y;
+  DType dtype;
+};
+
+struct TierTable {
+  FormatTable int8;
+  FormatTable bf16;
+  void (*combine)(const CombineCall& call);
+  // In place: y = H x per block of `rotation` inputs, H the unnormalised Hadamard matrix.
+  void (*rotate)(float* x, std::size_t n, std::size_t rotation);
+  // Symmetric: q = round(x * 127/max|x|), n a multiple of 64. Returns max|x|/127; NaN when x holds a NaN or an infinity
+  // (q = 0).
+  float (*quantize)(const float* x, std::size_t n, std::int8_t* q);
+};
+
+}  // namespace kt
