@@ -36,5 +36,15 @@ function(kt_add_tiers target)
   endif()
   target_sources(${target} PRIVATE $<TARGET_OBJECTS:kt_tier_generic>)
 
-  kt_tier(${target} avx2 KTRANSFORMERS_CPU_USE_AVX2 "-mavx2 -mfma -mf16c" src/tiers/avx2/avx2.cpp)
+  set(avx2 "-mavx2 -mfma -mf16c")
+  # GCC 12's AVX-512 headers read variables that they mean to leave undefined.
+  set(avx512 "${avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -Wno-uninitialized -Wno-maybe-uninitialized")
+  kt_tier(${target} avx2 KTRANSFORMERS_CPU_USE_AVX2 "${avx2}" src/tiers/avx2/avx2.cpp)
+  kt_tier(${target} avx_vnni KTRANSFORMERS_CPU_USE_AVX2 "${avx2} -mavxvnni" src/tiers/avx_vnni/avx_vnni.cpp)
+  kt_tier(${target} avx512 KTRANSFORMERS_CPU_USE_AVX512 "${avx512}" src/tiers/avx512/avx512.cpp)
+  kt_tier(${target} avx512_vnni KTRANSFORMERS_CPU_USE_AVX512 "${avx512} -mavx512vnni" src/tiers/avx512_vnni/avx512_vnni.cpp)
+  kt_tier(${target} avx512_bf16 KTRANSFORMERS_CPU_USE_AVX512 "${avx512} -mavx512vnni -mavx512bf16"
+          src/tiers/avx512_bf16/avx512_bf16.cpp)
+  kt_tier(${target} amx KTRANSFORMERS_CPU_USE_AMX
+          "${avx512} -mavx512vnni -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16" src/tiers/amx/amx.cpp)
 endfunction()

@@ -18,6 +18,7 @@ from kt_kernel._versions import check_extension
 __version__ = check_extension(_ext, __file__)
 
 from kt_kernel.backends import BACKENDS, Backend, parse_backend
+from kt_kernel.calls import Pending
 from kt_kernel.config import MoEConfig
 from kt_kernel.cpu_info import CpuInfo, cpu_info
 from kt_kernel.errors import (
@@ -30,7 +31,7 @@ from kt_kernel.errors import (
     UnsupportedCpuError,
     WeightsError,
 )
-from kt_kernel.wrappers import AMXMoEWrapper, AVX2MoEWrapper, MoEWrapper, Pending
+from kt_kernel.wrappers import AMXMoEWrapper, AVX2MoEWrapper, MoEWrapper
 
 __all__ = [
     "BACKENDS",

@@ -1,12 +1,11 @@
 """The C++ library as Python sees it. Raw addresses and sizes: `kt_kernel.wrappers` is the safe face."""
 
-from collections.abc import Sequence
-
 __version__: str
 LAYOUT_VERSION: int
 
 class KernelError(Exception): ...
 class ForkError(KernelError): ...
+
 class WeightsValueError(KernelError):
     """A NaN or infinite weight; the text names projection, channel and position."""
 
@@ -72,13 +71,16 @@ class PackedExperts:
         context: Context,
         tier: str,
         expert: int,
-        gate: int, gate_strides: tuple[int, int],
-        up: int, up_strides: tuple[int, int],
-        down: int, down_strides: tuple[int, int],
+        gate: int,
+        gate_strides: tuple[int, int],
+        up: int,
+        up_strides: tuple[int, int],
+        down: int,
+        down_strides: tuple[int, int],
         dtype: str,
     ) -> None:
-        """Quantises one expert. Addresses of gate, up (I, H) and down (H, I); strides in elements as (channel, input), so
-        transposed and interleaved sources need no copy; dtype "float32", "bfloat16" or "float16". Releases the GIL."""
+        """Quantises one expert. Addresses of gate, up (I, H) and down (H, I); strides in elements as (channel, input),
+        so transposed and interleaved sources need no copy; dtype "float32", "bfloat16", "float16". Releases the GIL."""
     def unpack_expert(self, expert: int, gate: int, up: int, down: int) -> None:
         """Writes dequantised, un-rotated fp32 (I, H), (I, H), (H, I), contiguous."""
     def bytes(self) -> memoryview:
@@ -90,14 +92,36 @@ class Pending:
     def done(self) -> bool: ...
 
 class MoE:
-    def __init__(self, context: Context, packed: PackedExperts, tier: str, activation: Activation, top_k: int, max_tokens: int) -> None: ...
+    def __init__(
+        self, context: Context, packed: PackedExperts, tier: str, activation: Activation, top_k: int, max_tokens: int
+    ) -> None: ...
     def forward(
-        self, tokens: int, k: int, x: int, x_dtype: str, ids: int, ids_dtype: str, weights: int, weights_dtype: str, out: int, out_dtype: str
+        self,
+        tokens: int,
+        k: int,
+        x: int,
+        x_dtype: str,
+        ids: int,
+        ids_dtype: str,
+        weights: int,
+        weights_dtype: str,
+        out: int,
+        out_dtype: str,
     ) -> None:
         """All arrays contiguous: x (T,H), ids (T,k) int32/int64, weights (T,k), out (T,H). Releases the GIL.
         Ids outside 0…E−1 contribute nothing. T beyond max_tokens is processed in chunks, with equal bits."""
     def submit(
-        self, tokens: int, k: int, x: int, x_dtype: str, ids: int, ids_dtype: str, weights: int, weights_dtype: str, out: int, out_dtype: str
+        self,
+        tokens: int,
+        k: int,
+        x: int,
+        x_dtype: str,
+        ids: int,
+        ids_dtype: str,
+        weights: int,
+        weights_dtype: str,
+        out: int,
+        out_dtype: str,
     ) -> Pending:
         """As forward, on the context's submission thread; the caller keeps every array alive until wait() returns."""
     def warm_up(self) -> None:

@@ -5,66 +5,18 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from kt_kernel import _ext
-from kt_kernel.arrays import FLOATS, INTEGERS, Array, empty_like, mention_gradient, view
 from kt_kernel.backends import Backend, Family, Format, parse_backend
+from kt_kernel.calls import Pending, prepare
 from kt_kernel.config import MoEConfig
 from kt_kernel.contexts import resolve_threads, shared_context
-from kt_kernel.errors import InputError, NotLoadedError, translated
+from kt_kernel.errors import NotLoadedError, translated
 from kt_kernel.tier import choose_tier
 from kt_kernel.weights import open_weights, pack
 
-__all__ = ["AMXMoEWrapper", "AVX2MoEWrapper", "MoEWrapper", "Pending"]
-
-
-class Pending:
-    """A forward under way. It holds every array the kernel reads or writes."""
-
-    def __init__(self, pending: _ext.Pending, call: _Call) -> None:
-        self._pending = pending
-        self._call = call
-
-    def done(self) -> bool:
-        """Whether `result` would return at once."""
-        return self._pending.done()
-
-    def result(self) -> Any:
-        """Waits, without the GIL, and returns the output; raises what the forward raised."""
-        with translated():
-            self._pending.wait()
-        return self._call.out
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A checked call: the kernel's arguments, and the owners of the memory they point to."""
-
-    tokens: int
-    slots: int
-    x: Array
-    ids: Array
-    weights: Array
-    out: Any
-    out_array: Array
-
-    def arguments(self) -> tuple[int, int, int, str, int, str, int, str, int, str]:
-        return (
-            self.tokens,
-            self.slots,
-            self.x.address,
-            self.x.dtype,
-            self.ids.address,
-            self.ids.dtype,
-            self.weights.address,
-            self.weights.dtype,
-            self.out_array.address,
-            self.out_array.dtype,
-        )
+__all__ = ["AMXMoEWrapper", "AVX2MoEWrapper", "MoEWrapper"]
 
 
 class MoEWrapper:
@@ -180,7 +132,7 @@ class MoEWrapper:
             InputError: an argument the kernel cannot take; the text says what to do.
         """
         moe = self._loaded_moe()
-        call = self._prepare(x, expert_ids, weights)
+        call = prepare(self.config, x, expert_ids, weights, strict_ids=self._strict_ids)
         with translated():
             moe.forward(*call.arguments())
         return call.out
@@ -188,7 +140,7 @@ class MoEWrapper:
     def submit(self, x: Any, expert_ids: Any, weights: Any) -> Pending:
         """As `forward`, without waiting: `.result()` of what it returns waits. Leave the inputs alone until then."""
         moe = self._loaded_moe()
-        call = self._prepare(x, expert_ids, weights)
+        call = prepare(self.config, x, expert_ids, weights, strict_ids=self._strict_ids)
         with translated():
             return Pending(moe.submit(*call.arguments()), call)
 
@@ -202,24 +154,6 @@ class MoEWrapper:
         if self._moe is None:
             raise NotLoadedError(f"{type(self).__name__} has no weights yet: call load_weights(...) first")
         return self._moe
-
-    def _prepare(self, x: Any, expert_ids: Any, weights: Any) -> _Call:
-        mention_gradient(x, "x")
-        x_array = view(x, "x", FLOATS, contiguous=True)
-        ids = view(expert_ids, "expert_ids", INTEGERS, contiguous=True)
-        routing = view(weights, "weights", FLOATS, contiguous=True)
-        hidden, slots = self.config.hidden_size, self.config.num_experts_per_tok
-        if len(x_array.shape) != 2 or x_array.shape[1] != hidden:
-            raise InputError(f"x has shape {x_array.shape}; expected (tokens, {hidden}), hidden_size being {hidden}")
-        tokens = x_array.shape[0]
-        for name, array in (("expert_ids", ids), ("weights", routing)):
-            if array.shape != (tokens, slots):
-                expected = f"{(tokens, slots)}: the tokens of x by num_experts_per_tok"
-                raise InputError(f"{name} has shape {array.shape}; expected {expected}")
-        if self._strict_ids:
-            _refuse_strange_ids(ids, self.config.expert_num)
-        out = empty_like(x, (tokens, hidden))
-        return _Call(tokens, slots, x_array, ids, routing, out, view(out, "out", FLOATS))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MoEWrapper:
         # Packed weights never change, so a copied model may share them.
@@ -252,14 +186,3 @@ class AVX2MoEWrapper(MoEWrapper):
 
     def __init__(self, config: Mapping[str, object], *, backend: str | Backend | None = "INT8", **options: Any) -> None:
         super().__init__(config, backend=backend, **options)
-
-
-def _refuse_strange_ids(ids: Array, experts: int) -> None:
-    numbers = np.asarray(ids.owner)
-    strange = np.argwhere((numbers < 0) | (numbers >= experts))
-    if len(strange):
-        token, slot = strange[0]
-        number = int(numbers[token, slot])
-        bound = f"≥ {experts}" if number >= experts else "< 0"
-        more = f" ({len(strange)} such ids)" if len(strange) > 1 else ""
-        raise InputError(f"expert id {number} {bound} at token {token}, slot {slot}{more}")

@@ -2,25 +2,27 @@
 //
 //   TEST("quota rounds down") { CHECK_EQ(default_threads(16, 7.65), 7); }
 //
-// A failed check is counted and the test goes on; an exception ends its test. One translation unit says KT_TEST_MAIN().
-// Arguments of the program are substrings: a test runs when its name or its file contains one of them.
-// --list prints names. The exit status is 0 only when at least one test ran and none failed.
+// A failed check is counted and the test goes on; an exception ends its test. Arguments of the program are substrings:
+// a test runs when its name or its file contains one of them, and none that follows a --without. --list prints names.
+// The exit status is 0 only when at least one test ran and none failed.
 #pragma once
 
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <sstream>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace kt::check {
 
 struct Test {
   const char* file;
-  const char* name;
-  void (*body)();
+  std::string name;
+  std::function<void()> body;
 };
 
 // Functions own the state: a registration may run before any other static initialiser of the program.
@@ -29,18 +31,22 @@ inline std::vector<Test>& tests() {
   return all;
 }
 
+// Of the running test.
 inline int& failures() {
   static int count = 0;
   return count;
 }
 
 struct Registration {
-  Registration(const char* file, const char* name, void (*body)()) { tests().push_back({file, name, body}); }
+  Registration(const char* file, std::string name, std::function<void()> body) {
+    tests().push_back({file, std::move(name), std::move(body)});
+  }
 };
 
+// Called by the thread that runs the tests; other threads leave their findings where it can look at them.
 inline void fail(const char* file, int line, const std::string& what) {
-  ++failures();
-  std::fprintf(stderr, "%s:%d: %s\n", file, line, what.c_str());
+  constexpr int kShown = 10;  // of a test: a sweep that is wrong everywhere need not say so a thousand times
+  if (++failures() <= kShown) std::fprintf(stderr, "%s:%d: %s\n", file, line, what.c_str());
 }
 
 template <typename T>
@@ -97,18 +103,45 @@ void throws(const char* file, int line, const char* text, Call&& call, const cha
   fail(file, line, std::string(text) + " did not throw");
 }
 
-inline bool selected(const Test& test, int argc, char** argv) {
-  bool filtered = false;
+struct Options {
+  bool list = false;
+  std::vector<std::string> wanted;  // empty: all
+  std::vector<std::string> unwanted;
+};
+
+// False, with a line on stderr, for an option that does not exist.
+inline bool parse(int argc, char** argv, Options& options) {
   for (int i = 1; i < argc; ++i) {
-    if (argv[i][0] == '-') continue;
-    filtered = true;
-    if (std::strstr(test.name, argv[i]) != nullptr || std::strstr(test.file, argv[i]) != nullptr) return true;
+    const std::string word = argv[i];
+    if (word == "--list") {
+      options.list = true;
+    } else if (word == "--without" && i + 1 < argc) {
+      options.unwanted.emplace_back(argv[++i]);
+    } else if (word.starts_with("-")) {
+      std::fprintf(stderr, "unknown option %s; there are --list, --without TEXT, and substrings of test names\n",
+                   argv[i]);
+      return false;
+    } else {
+      options.wanted.push_back(word);
+    }
   }
-  return !filtered;
+  return true;
+}
+
+inline bool selected(const Test& test, const Options& options) {
+  const auto named = [&](const std::string& text) {
+    return test.name.find(text) != std::string::npos || std::strstr(test.file, text.c_str()) != nullptr;
+  };
+  for (const std::string& text : options.unwanted) {
+    if (named(text)) return false;
+  }
+  bool wanted = options.wanted.empty();
+  for (const std::string& text : options.wanted) wanted = wanted || named(text);
+  return wanted;
 }
 
 inline bool run_one(const Test& test) {
-  const int before = failures();
+  failures() = 0;
   try {
     test.body();
   } catch (const std::exception& error) {
@@ -116,34 +149,28 @@ inline bool run_one(const Test& test) {
   } catch (...) {
     fail(test.file, 0, "an exception that is not a std::exception");
   }
-  const bool passed = failures() == before;
-  std::printf("%s  %s\n", passed ? "ok  " : "FAIL", test.name);
+  const int failed = failures();
+  std::printf("%s  %s%s\n", failed == 0 ? "ok  " : "FAIL", test.name.c_str(),
+              failed == 0 ? "" : (" (" + show(failed) + " checks)").c_str());
   std::fflush(stdout);
-  return passed;
+  return failed == 0;
 }
 
 inline int run(int argc, char** argv) {
-  bool list = false;
-  for (int i = 1; i < argc; ++i) {
-    if (argv[i][0] != '-') continue;
-    if (std::strcmp(argv[i], "--list") != 0) {
-      std::fprintf(stderr, "unknown option %s; there is --list, and substrings of test names\n", argv[i]);
-      return 2;
-    }
-    list = true;
-  }
+  Options options;
+  if (!parse(argc, argv, options)) return 2;
   int ran = 0;
   int failed = 0;
   for (const Test& test : tests()) {
-    if (!selected(test, argc, argv)) continue;
+    if (!selected(test, options)) continue;
     ++ran;
-    if (list) {
-      std::printf("%s\n", test.name);
+    if (options.list) {
+      std::printf("%s\n", test.name.c_str());
     } else if (!run_one(test)) {
       ++failed;
     }
   }
-  if (!list) std::printf("%d tests, %d failed\n", ran, failed);
+  if (!options.list) std::printf("%d tests, %d failed\n", ran, failed);
   return ran > 0 && failed == 0 ? 0 : 1;
 }
 
@@ -170,8 +197,3 @@ inline int run(int argc, char** argv) {
 #define CHECK_THROWS(expression, type, ...)                                                 \
   ::kt::check::throws<type>(__FILE__, __LINE__, "CHECK_THROWS(" #expression ", " #type ")", \
                             [&] { static_cast<void>(expression); } __VA_OPT__(, ) __VA_ARGS__)
-
-#define KT_TEST_MAIN()                   \
-  int main(int argc, char** argv) {      \
-    return ::kt::check::run(argc, argv); \
-  }

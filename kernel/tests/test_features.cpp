@@ -138,7 +138,7 @@ TEST("features: this machine is read once and has its architecture's baseline") 
 #endif
 }
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 TEST("features: the compiler's own detection agrees on this machine") {
   // __builtin_cpu_supports looks at CPUID and XCR0 too.
   const CpuFeatures& f = kt::cpu_features();

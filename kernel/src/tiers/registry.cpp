@@ -2,25 +2,70 @@
 
 #include "error.hpp"
 #include "tiers/generic/generic.hpp"
-#if KT_TIER_AVX2
 #include "tiers/avx2/avx2.hpp"
-#endif
+#include "tiers/avx_vnni/avx_vnni.hpp"
+#include "tiers/avx512/avx512.hpp"
+#include "tiers/avx512_vnni/avx512_vnni.hpp"
+#include "tiers/avx512_bf16/avx512_bf16.hpp"
+#include "tiers/amx/amx.hpp"
 
 namespace kt {
 namespace {
 
 using Names = std::vector<std::string_view>;
 
-std::vector<Tier> make_tiers() {
-  const Names avx2 = {"avx", "avx2", "fma", "f16c"};
-  std::vector<Tier> tiers;
-  tiers.push_back({"generic", generic_table(), {}, {}});
+Names operator+(Names names, const Names& more) {
+  names.insert(names.end(), more.begin(), more.end());
+  return names;
+}
+
+// The build defines KT_TIER_<NAME> for each tier it holds.
 #if KT_TIER_AVX2
-  tiers.push_back({"avx2", avx2_table(), avx2, {"os_avx"}});
+constexpr auto kAvx2 = &avx2_table;
 #else
-  tiers.push_back({"avx2", nullptr, avx2, {"os_avx"}});
+constexpr const TierTable* (*kAvx2)() = nullptr;
 #endif
-  return tiers;
+#if KT_TIER_AVX_VNNI
+constexpr auto kAvxVnni = &avx_vnni_table;
+#else
+constexpr const TierTable* (*kAvxVnni)() = nullptr;
+#endif
+#if KT_TIER_AVX512
+constexpr auto kAvx512 = &avx512_table;
+#else
+constexpr const TierTable* (*kAvx512)() = nullptr;
+#endif
+#if KT_TIER_AVX512_VNNI
+constexpr auto kAvx512Vnni = &avx512_vnni_table;
+#else
+constexpr const TierTable* (*kAvx512Vnni)() = nullptr;
+#endif
+#if KT_TIER_AVX512_BF16
+constexpr auto kAvx512Bf16 = &avx512_bf16_table;
+#else
+constexpr const TierTable* (*kAvx512Bf16)() = nullptr;
+#endif
+#if KT_TIER_AMX
+constexpr auto kAmx = &amx_table;
+#else
+constexpr const TierTable* (*kAmx)() = nullptr;
+#endif
+
+std::vector<Tier> make_tiers() {
+  const auto table = [](const TierTable* (*get)()) { return get == nullptr ? nullptr : get(); };
+  const Names avx2 = {"avx", "avx2", "fma", "f16c"};
+  const Names avx512 = avx2 + Names{"avx512f", "avx512bw", "avx512dq", "avx512vl"};
+  const Names vnni = avx512 + Names{"avx512_vnni"};
+  const Names bf16 = vnni + Names{"avx512_bf16"};
+  return {
+      {"generic", generic_table(), {}, {}},
+      {"avx2", table(kAvx2), avx2, {"os_avx"}},
+      {"avx_vnni", table(kAvxVnni), avx2 + Names{"avx_vnni"}, {"os_avx"}},
+      {"avx512", table(kAvx512), avx512, {"os_avx", "os_avx512"}},
+      {"avx512_vnni", table(kAvx512Vnni), vnni, {"os_avx", "os_avx512"}},
+      {"avx512_bf16", table(kAvx512Bf16), bf16, {"os_avx", "os_avx512"}},
+      {"amx", table(kAmx), bf16 + Names{"amx_tile", "amx_int8", "amx_bf16"}, {"os_avx", "os_avx512", "os_amx"}},
+  };
 }
 
 std::string joined(const std::vector<std::string>& names) {

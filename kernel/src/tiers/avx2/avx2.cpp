@@ -13,6 +13,7 @@ namespace {
 #include "tiers/avx2/vector-inl.hpp"
 #include "tiers/elementwise-inl.hpp"
 #include "tiers/gemm-inl.hpp"
+#include "tiers/avx2/widen-inl.hpp"
 #include "tiers/avx2/int8-inl.hpp"
 #include "tiers/avx2/bf16-inl.hpp"
 

@@ -4,8 +4,7 @@
 // many rows  weights widened to 16 bits once per panel and K chunk, then vpmaddwd: one instruction less a product than
 // the signs cost.
 //
-// A row holds its 8-bit values and, behind them, the same widened and reordered to match the widened weights: of every
-// four inputs first 0 and 2, then 1 and 3 (what shifting the bytes of a 32-bit lane apart gives without a shuffle).
+// A row holds its 8-bit values and, behind them, the same widened (widen-inl.hpp).
 
 std::size_t int8_wide_row_bytes(std::size_t k_padded) {
   return 3 * k_padded;
@@ -14,15 +13,7 @@ std::size_t int8_wide_row_bytes(std::size_t k_padded) {
 void encode_int8_wide_row(const void* x, DType dtype, std::size_t k, std::size_t k_padded, std::size_t rotation,
                           void* row, float* scale, float* work) {
   encode_int8_row(x, dtype, k, k_padded, rotation, row, scale, work);
-  const char* narrow = static_cast<const char*>(row);
-  char* wide = static_cast<char*>(row) + k_padded;
-  for (std::size_t i = 0; i < k_padded; i += 32) {
-    const __m256i q = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(narrow + i));
-    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(q, 8), 8), odd = _mm256_srai_epi16(q, 8);
-    const __m256i low = _mm256_unpacklo_epi32(even, odd), high = _mm256_unpackhi_epi32(even, odd);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(wide + 2 * i), _mm256_permute2x128_si256(low, high, 0x20));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(wide + 2 * i + 32), _mm256_permute2x128_si256(low, high, 0x31));
-  }
+  widen_row(static_cast<const char*>(row), k_padded, static_cast<char*>(row) + k_padded);
 }
 
 inline __m256i broadcast_word(const char* p) {

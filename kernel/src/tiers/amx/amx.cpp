@@ -1,0 +1,69 @@
+// AMX tiles, int8 and bf16 (Sapphire Rapids 2023 and later); few rows and everything elementwise on AVX-512.
+#include "tiers/amx/amx.hpp"
+
+#include <immintrin.h>
+
+#include "tiers/table.hpp"
+
+namespace kt {
+namespace {
+
+// The order matters: conversions, vector type, shared numerics, loops, micro kernels.
+#include "tiers/scalar-inl.hpp"
+#include "tiers/avx512/vector-inl.hpp"
+#include "tiers/elementwise-inl.hpp"
+#include "tiers/gemm-inl.hpp"
+#include "tiers/offset-inl.hpp"
+#include "tiers/avx512/rows-inl.hpp"
+#include "tiers/avx512_vnni/int8-inl.hpp"
+#include "tiers/avx512_bf16/rows-inl.hpp"
+#include "tiers/amx/tiles-inl.hpp"
+#include "tiers/amx/bf16-inl.hpp"
+
+// Rows of an expert from which tiles are used. Below, configuring and releasing tiles and their fixed 16-row loads of
+// weights cost more than the products save. Changing it changes no bit of either format.
+constexpr std::size_t kTileFrom = 5;
+
+// A line more than the inputs: rows a power of two apart would crowd into a few sets of the caches.
+std::size_t spread_int8_row_bytes(std::size_t k_padded) {
+  return int8_row_bytes(k_padded) + 64;
+}
+std::size_t spread_bf16_row_bytes(std::size_t k_padded) {
+  return bf16_row_bytes(k_padded) + 64;
+}
+
+void int8_gate_up(const GemmCall& call, const Gate& gate) {
+  if (call.m >= kTileFrom) return gate_up_by_tiles<Int8Product>(call, gate);
+  gate_up<RowsOf<Int8DotTile>>(call, gate);
+}
+
+void int8_down(const GemmCall& call) {
+  if (call.m >= kTileFrom) return down_by_tiles<Int8Product>(call);
+  down<RowsOf<Int8DotTile>>(call);
+}
+
+void bf16_gate_up(const GemmCall& call, const Gate& gate) {
+  if (call.m >= kTileFrom) return gate_up_by_tiles<Bf16Product>(call, gate);
+  gate_up<Bf16LikeTiles>(call, gate);
+}
+
+void bf16_down(const GemmCall& call) {
+  if (call.m >= kTileFrom) return down_by_tiles<Bf16Product>(call);
+  down<Bf16LikeTiles>(call);
+}
+
+constexpr TierTable kTable = {
+    {spread_int8_row_bytes, encode_offset_row, int8_gate_up, int8_down},
+    {spread_bf16_row_bytes, encode_bf16_row, bf16_gate_up, bf16_down},
+    combine,
+    rotate,
+    quantize,
+};
+
+}  // namespace
+
+const TierTable* amx_table() {
+  return &kTable;
+}
+
+}  // namespace kt

@@ -1,0 +1,40 @@
+// The loop over rows that the AVX-512 micro kernels share, as text for a tier's anonymous namespace (after
+// gemm-inl.hpp).
+//
+// A Tile type has: Sum, and template <int kM> static void run(const char* rows, std::size_t stride, const char* block,
+// std::size_t ahead, Prefetcher&, std::size_t k_padded, Sum* sums), both panels at once.
+
+template <class Tile>
+struct RowsOf {
+  using Sum = typename Tile::Sum;
+  // 12 rows x 2 panels = 24 sums of the 32 registers; weights, a broadcast and temporaries take the rest.
+  static constexpr std::size_t kGroup = 12;
+  // Rows that pass over a block together, so that prefetching the next one is spread over all their work.
+  static constexpr std::size_t kRows = 60;
+
+  template <int kM>
+  static inline void rest(const char* rows, std::size_t stride, std::size_t m, const char* block, std::size_t ahead,
+                          Prefetcher& prefetcher, std::size_t k_padded, Sum* sums) {
+    if (m == kM) {
+      Tile::template run<kM>(rows, stride, block, ahead, prefetcher, k_padded, sums);
+    } else if constexpr (kM > 1) {
+      rest<kM - 1>(rows, stride, m, block, ahead, prefetcher, k_padded, sums);
+    }
+  }
+
+  static void run(const char* rows, std::size_t stride, std::size_t m, const char* block, std::size_t ahead,
+                  std::size_t k_padded, Sum* sums) {
+    // One line a panel row, two panel rows a step: a prefetch for both every so many steps.
+    Prefetcher prefetcher(block + ahead, (m + kGroup - 1) / kGroup);
+    for (; m >= kGroup; m -= kGroup, rows += kGroup * stride, sums += kGroup * kBlockChannels) {
+      Tile::template run<kGroup>(rows, stride, block, ahead, prefetcher, k_padded, sums);
+    }
+    rest<kGroup - 1>(rows, stride, m, block, ahead, prefetcher, k_padded, sums);
+  }
+};
+
+inline __m512i broadcast_word(const char* p) {
+  std::int32_t word;
+  __builtin_memcpy(&word, p, 4);
+  return _mm512_set1_epi32(word);
+}

@@ -1,0 +1,7 @@
+#pragma once
+
+#include "tiers/table.hpp"
+
+namespace kt {
+const TierTable* avx512_bf16_table();
+}

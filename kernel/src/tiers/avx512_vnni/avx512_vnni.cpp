@@ -1,0 +1,38 @@
+// AVX-512 with VNNI (Cascade Lake 2019, Ice Lake, Zen 4).
+#include "tiers/avx512_vnni/avx512_vnni.hpp"
+
+#include <immintrin.h>
+
+#include "tiers/table.hpp"
+
+namespace kt {
+namespace {
+
+// The order matters: conversions, vector type, shared numerics, loops, micro kernels.
+#include "tiers/scalar-inl.hpp"
+#include "tiers/avx512/vector-inl.hpp"
+#include "tiers/elementwise-inl.hpp"
+#include "tiers/gemm-inl.hpp"
+#include "tiers/offset-inl.hpp"
+#include "tiers/avx512/rows-inl.hpp"
+#include "tiers/avx512/bf16-inl.hpp"
+#include "tiers/avx512_vnni/int8-inl.hpp"
+
+using Int8Micro = RowsOf<Int8DotTile>;
+using Bf16Micro = RowsOf<Bf16WideTile>;
+
+constexpr TierTable kTable = {
+    {int8_row_bytes, encode_offset_row, gate_up<Int8Micro>, down<Int8Micro>},
+    {bf16_wide_row_bytes, encode_bf16_wide_row, gate_up<Bf16Micro>, down<Bf16Micro>},
+    combine,
+    rotate,
+    quantize,
+};
+
+}  // namespace
+
+const TierTable* avx512_vnni_table() {
+  return &kTable;
+}
+
+}  // namespace kt

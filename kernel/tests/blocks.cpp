@@ -1,0 +1,150 @@
+#include "blocks.hpp"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <new>
+
+#include "reference.hpp"
+
+namespace kt::check {
+
+GuardedBuffer::GuardedBuffer(std::size_t bytes) {
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  const std::size_t usable = (bytes + page - 1) / page * page;
+  mapped_ = usable + page;
+  void* address = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (address == MAP_FAILED) throw std::bad_alloc();
+  mapping_ = static_cast<char*>(address);
+  mprotect(mapping_ + usable, page, PROT_NONE);
+  data_ = mapping_ + usable - bytes;
+}
+
+GuardedBuffer::~GuardedBuffer() {
+  munmap(mapping_, mapped_);
+}
+
+namespace {
+
+std::size_t bytes_per_weight(Format format) {
+  return format == Format::kInt8 ? 1 : 2;
+}
+
+std::size_t bytes_of_block(Format format, std::size_t k_padded) {
+  return 32 * k_padded * bytes_per_weight(format) + (format == Format::kInt8 ? 256 : 0);
+}
+
+}  // namespace
+
+Blocks::Blocks(Format format, std::size_t count, std::size_t k_padded)
+    : format_(format),
+      count_(count),
+      k_padded_(k_padded),
+      block_bytes_(bytes_of_block(format, k_padded)),
+      bytes_(count * block_bytes_),
+      values_(32 * count * k_padded, 0) {
+  if (format != Format::kInt8) return;
+  for (std::size_t c = 0; c < channels(); ++c) set_scale(c, 1.0f);
+}
+
+char* Blocks::block_of(std::size_t channel) const {
+  return bytes_.as<char>() + channel / 32 * block_bytes_;
+}
+
+void Blocks::set(std::size_t channel, std::size_t k, int value) {
+  const std::size_t byte = k * bytes_per_weight(format_), word = byte / 4;
+  const std::size_t panel = channel % 32 / 16, lane = channel % 16;
+  char* p = block_of(channel) + (2 * (word / 16) + panel) * 1024 + word % 16 * 64 + lane * 4 + byte % 4;
+  int& stored = values_[channel * k_padded_ + k];
+  if (format_ == Format::kInt8) {
+    *reinterpret_cast<std::int8_t*>(p) = static_cast<std::int8_t>(value);
+    auto* sum = reinterpret_cast<std::int32_t*>(block_of(channel) + block_bytes_ - 128) + channel % 32;
+    *sum += value - stored;
+  } else {
+    *reinterpret_cast<std::uint16_t*>(p) = nearest_bf16(static_cast<float>(value));
+  }
+  stored = value;
+}
+
+void Blocks::set_scale(std::size_t channel, float scale) {
+  reinterpret_cast<float*>(block_of(channel) + block_bytes_ - 256)[channel % 32] = scale;
+}
+
+std::int64_t Blocks::product(std::size_t channel, const float* x) const {
+  std::int64_t sum = 0;
+  for (std::size_t k = 0; k < k_padded_; ++k) sum += std::int64_t{at(channel, k)} * static_cast<std::int64_t>(x[k]);
+  return sum;
+}
+
+GemmCall Blocks::call(const Rows& rows, std::size_t first, std::size_t m) const {
+  GemmCall call{};
+  call.rows = rows.bytes.as<char>() + first * rows.row_bytes;
+  call.row_stride = rows.row_bytes;
+  call.row_scales = rows.scales.data() + first;
+  call.m = m;
+  call.blocks = bytes_.as<char>();
+  call.block_bytes = block_bytes_;
+  call.block_count = count_;
+  call.k_padded = k_padded_;
+  return call;
+}
+
+namespace {
+
+constexpr float kUntouched = -777.0f;
+
+// Calls with an output that is `columns` wide inside wider rows, and looks whether anything else was written.
+template <class Function>
+std::vector<float> in_wider_rows(std::size_t m, std::size_t columns, const Function& function) {
+  const std::size_t stride = columns + 16;
+  const GuardedBuffer memory((m * stride - 16) * sizeof(float));  // the last row ends with its last column
+  float* out = memory.as<float>();
+  for (std::size_t i = 0; i < m * stride - 16; ++i) out[i] = kUntouched;
+  function(out, stride);
+  std::vector<float> result;
+  for (std::size_t r = 0; r < m; ++r) {
+    result.insert(result.end(), out + r * stride, out + r * stride + columns);
+    for (std::size_t i = columns; i < stride && r + 1 < m; ++i) CHECK_EQ(out[r * stride + i], kUntouched);
+  }
+  return result;
+}
+
+}  // namespace
+
+std::vector<float> Blocks::down(const Rows& rows, std::size_t first, std::size_t m) const {
+  return in_wider_rows(m, channels(), [&](float* out, std::size_t stride) {
+    GemmCall c = call(rows, first, m);
+    c.out = out;
+    c.out_stride = stride;
+    rows.functions.down(c);
+  });
+}
+
+std::vector<float> Blocks::gate_up(const Rows& rows, std::size_t first, std::size_t m, const Gate& gate) const {
+  return in_wider_rows(m, channels() / 2, [&](float* out, std::size_t stride) {
+    GemmCall c = call(rows, first, m);
+    c.out = out;
+    c.out_stride = stride;
+    rows.functions.gate_up(c, gate);
+  });
+}
+
+Rows::Rows(const FormatCase& c, const std::vector<float>& x, std::size_t k_padded)
+    : Rows(c, x.data(), DType::kF32, x.size() / k_padded, k_padded, k_padded) {}
+
+Rows::Rows(const FormatCase& c, const void* x, DType dtype, std::size_t rows, std::size_t k, std::size_t k_padded)
+    : functions(c.functions()),
+      row_bytes(functions.row_bytes(k_padded)),
+      count(rows),
+      bytes(rows * row_bytes),
+      scales(rows, 1.0f) {
+  const GuardedBuffer work(k_padded * sizeof(float));
+  const std::size_t source_bytes = k * (dtype == DType::kF32 ? 4 : 2);
+  for (std::size_t r = 0; r < rows; ++r) {
+    functions.encode_row(static_cast<const char*>(x) + r * source_bytes, dtype, k, k_padded, 0,
+                         bytes.as<char>() + r * row_bytes, &scales[r], work.as<float>());
+  }
+}
+
+}  // namespace kt::check
