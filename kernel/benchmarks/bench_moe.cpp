@@ -5,9 +5,12 @@
 //   7]
 //             [--tier NAME] [--format INT8|BF16]
 //
-// Every round times each probe and each kernel case once; the line printed is the median over rounds. A decode round
-// runs enough tokens, each with its own random experts, to read far more than the last-level cache holds.
+// Every round times each arithmetic probe and each kernel case once, and reads memory right before each case, so that
+// the two see the same minute of a shared machine; figures are medians over rounds. Probes run on the kernel's own
+// threads. A decode round runs enough tokens, each with its own random experts, to read far more than the last-level
+// cache holds.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -41,30 +44,36 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+// Seconds that `work(thread)` takes on all threads of the context at once.
 template <class Work>
-double timed_on_threads(std::size_t threads, Work work) {
-  std::vector<std::thread> pool;
-  const double start = seconds();
-  for (std::size_t t = 1; t < threads; ++t) pool.emplace_back(work, t);
-  work(0);
-  for (std::thread& thread : pool) thread.join();
+double timed_on_threads(Context& context, const Work& work) {
+  Context::Session session(context);
+  std::atomic<std::size_t> ready{0};
+  const std::size_t threads = context.threads();
+  std::atomic<double> start{0};
+  const Phase phase{threads, 1, [&](std::size_t begin, std::size_t, std::size_t) {
+                      if (ready.fetch_add(1) + 1 == threads) start = seconds();  // every thread is awake: now
+                      while (ready.load() < threads) std::this_thread::yield();
+                      work(begin);
+                    }};
+  session.run({&phase, 1});
   return seconds() - start;
 }
 
-double bandwidth(const Probes& probes, const AlignedBuffer& buffer, std::size_t threads) {
-  const std::size_t share = buffer.size() / threads / 4096 * 4096;
-  return static_cast<double>(share * threads) / timed_on_threads(threads, [&](std::size_t t) {
-           volatile std::uint64_t sink;
-           probes.read(reinterpret_cast<const char*>(buffer.data()) + t * share, share, &sink);
-           (void)sink;
-         });
+double bandwidth(const Probes& probes, const AlignedBuffer& buffer, Context& context) {
+  const std::size_t share = buffer.size() / context.threads() / 4096 * 4096;
+  const double time = timed_on_threads(context, [&](std::size_t t) {
+    volatile std::uint64_t sink;
+    probes.read(reinterpret_cast<const char*>(buffer.data()) + t * share, share, &sink);
+    (void)sink;
+  });
+  return static_cast<double>(share * context.threads()) / time;
 }
 
-double rate(ArithmeticProbe probe, std::size_t threads) {
-  if (probe == nullptr) return 0;
+double rate(ArithmeticProbe probe, Context& context) {
   constexpr long kRounds = 4'000'000;
-  std::vector<double> done(threads);
-  const double time = timed_on_threads(threads, [&](std::size_t t) {
+  std::vector<double> done(context.threads());
+  const double time = timed_on_threads(context, [&](std::size_t t) {
     volatile double sink;
     done[t] = probe(kRounds, &sink);
     (void)sink;
@@ -74,14 +83,10 @@ double rate(ArithmeticProbe probe, std::size_t threads) {
   return total / time;
 }
 
-struct Layer {
-  std::shared_ptr<Context> context;
-  std::shared_ptr<PackedExperts> packed;
-};
+using Layer = std::shared_ptr<PackedExperts>;
 
-Layer make_layer(const Options& o, Format format) {
-  Layer layer{std::make_shared<Context>(o.threads),
-              std::make_shared<PackedExperts>(LayerLayout(format, true, o.experts, o.hidden, o.intermediate))};
+Layer make_layer(const Options& o, Format format, Context& context) {
+  auto packed = std::make_shared<PackedExperts>(LayerLayout(format, true, o.experts, o.hidden, o.intermediate));
   std::mt19937 random(0);
   std::normal_distribution<float> normal(0.0f, 0.03f);
   std::vector<float> weights(o.hidden * o.intermediate);
@@ -94,12 +99,12 @@ Layer make_layer(const Options& o, Format format) {
       best = tier.table;
   }
   for (std::size_t e = 0; e < o.experts; ++e) {
-    layer.packed->pack(*layer.context, *best, e,
-                       {{weights.data(), DType::kF32, h, 1},
-                        {weights.data(), DType::kF32, h, 1},
-                        {weights.data(), DType::kF32, i, 1}});
+    packed->pack(context, *best, e,
+                 {{weights.data(), DType::kF32, h, 1},
+                  {weights.data(), DType::kF32, h, 1},
+                  {weights.data(), DType::kF32, i, 1}});
   }
-  return layer;
+  return packed;
 }
 
 // One timed call sequence. Decode: `calls` single tokens with distinct experts; prefill: one call.
@@ -112,6 +117,7 @@ struct Case {
   double bytes = 0;  // weights read
   double operations = 0;
   std::vector<double> times;
+  std::vector<double> read_shares;  // bytes per second over the read probe's, taken just before
 };
 
 void time_case(Case& c, const Options& o, const Layer& layer, std::mt19937& random) {
@@ -141,7 +147,7 @@ void time_case(Case& c, const Options& o, const Layer& layer, std::mt19937& rand
                     DType::kBf16});
     time += seconds() - start;
     c.bytes += static_cast<double>(std::count(used.begin(), used.end(), true)) *
-               static_cast<double>(layer.packed->layout().expert_bytes);
+               static_cast<double>(layer->layout().expert_bytes);
     c.operations += 6.0 * static_cast<double>(c.tokens * o.top_k * o.hidden) * static_cast<double>(o.intermediate);
   }
   c.times.push_back(time);
@@ -217,6 +223,7 @@ int run(const Options& o) {
     peaks.insert(peaks.end(), {{"amx int8", p.int8, {}}, {"amx bf16", p.bf16, {}}});
   }
 #endif
+  const auto context = std::make_shared<Context>(o.threads);
   AlignedBuffer buffer(std::size_t{768} << 20);
   std::memset(buffer.data(), 1, buffer.size());
   std::vector<double> reads;
@@ -225,16 +232,15 @@ int run(const Options& o) {
   std::vector<Case> cases;
   for (const Format format : {Format::kInt8, Format::kBf16}) {
     if (!o.format.empty() && o.format != format_name(format)) continue;
-    layers[format] = make_layer(o, format);
+    layers[format] = make_layer(o, format, *context);
     for (const Tier& tier : all_tiers()) {
       const bool usable =
           tier.table != nullptr && missing(cpu, tier.needs_cpu).empty() && missing(cpu, tier.needs_os).empty();
       if (!usable || (o.tier.empty() ? tier.name == "generic" : o.tier != tier.name)) continue;
-      const auto moe =
-          std::make_shared<MoE>(layers[format].context, layers[format].packed, *tier.table, Gate{}, o.top_k, 1u << 20);
+      const auto moe = std::make_shared<MoE>(context, layers[format], *tier.table, Gate{}, o.top_k, 1u << 20);
       for (const std::size_t tokens : o.tokens) {
         const std::size_t calls = std::max<std::size_t>(1, o.experts / o.top_k / tokens);
-        cases.push_back({std::string(tier.name), format, tokens, moe, calls, 0, 0, {}});
+        cases.push_back({std::string(tier.name), format, tokens, moe, calls, 0, 0, {}, {}});
       }
     }
   }
@@ -243,11 +249,14 @@ int run(const Options& o) {
     if (round == 1) {  // the first round warms up
       reads.clear();
       for (Peak& p : peaks) p.rates.clear();
-      for (Case& c : cases) c.times.clear();
+      for (Case& c : cases) c.times.clear(), c.read_shares.clear();
     }
-    reads.push_back(bandwidth(reader, buffer, o.threads));
-    for (Peak& p : peaks) p.rates.push_back(rate(p.probe, o.threads));
-    for (Case& c : cases) time_case(c, o, layers[c.format], random);
+    for (Peak& p : peaks) p.rates.push_back(rate(p.probe, *context));
+    for (Case& c : cases) {
+      reads.push_back(bandwidth(reader, buffer, *context));
+      time_case(c, o, layers[c.format], random);
+      c.read_shares.push_back(c.bytes / c.times.back() / reads.back());
+    }
   }
   std::printf("%s, %zu threads; E=%zu k=%zu H=%zu I=%zu; medians of %zu rounds\n", cpu_name().c_str(), o.threads,
               o.experts, o.top_k, o.hidden, o.intermediate, o.rounds);
@@ -264,7 +273,7 @@ int run(const Options& o) {
     const double time = median(c.times);
     std::printf("%-12s %-5s %7zu %10.3f %9.2f %7.1f%% %9.1f %7.1f%%\n", c.tier.c_str(),
                 std::string(format_name(c.format)).c_str(), c.tokens, time / static_cast<double>(c.calls) * 1e3,
-                c.bytes / time / 1e9, 100 * c.bytes / time / read, c.operations / time / 1e9,
+                c.bytes / time / 1e9, 100 * median(c.read_shares), c.operations / time / 1e9,
                 100 * c.operations / time / peak[peak_of(c.tier, c.format)]);
   }
   return 0;

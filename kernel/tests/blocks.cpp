@@ -22,7 +22,7 @@ GuardedBuffer::GuardedBuffer(std::size_t bytes) {
 }
 
 GuardedBuffer::~GuardedBuffer() {
-  munmap(mapping_, mapped_);
+  if (mapping_ != nullptr) munmap(mapping_, mapped_);
 }
 
 namespace {

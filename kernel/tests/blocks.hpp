@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "each_tier.hpp"
@@ -14,8 +15,9 @@ class GuardedBuffer {
  public:
   explicit GuardedBuffer(std::size_t bytes);
   ~GuardedBuffer();
-  GuardedBuffer(const GuardedBuffer&) = delete;
-  GuardedBuffer& operator=(const GuardedBuffer&) = delete;
+  GuardedBuffer(GuardedBuffer&& other) noexcept
+      : mapping_(std::exchange(other.mapping_, nullptr)), mapped_(other.mapped_), data_(other.data_) {}
+  GuardedBuffer& operator=(GuardedBuffer&&) = delete;
 
   template <class T>
   T* as() const {

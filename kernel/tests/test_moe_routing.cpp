@@ -1,5 +1,6 @@
 // Which experts a token reaches: sentinels, repeats, crowds, nobody.
 #include "each_tier.hpp"
+#include "error.hpp"
 #include "layers.hpp"
 #include "reference.hpp"
 

@@ -1,0 +1,97 @@
+"""What the safetensors files of a checkpoint say they hold, and whether they are whole. Reads headers, never
+weights.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from ktransformers.errors import CheckpointError
+
+__all__ = ["CheckpointFiles", "TensorHeader", "read_headers"]
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_LENGTH = struct.Struct("<Q")
+_LARGEST_HEADER = 100_000_000  # the limit of the format's own reader
+
+
+@dataclass(frozen=True)
+class TensorHeader:
+    """One tensor as a file's header has it; `dtype` in the format's spelling, such as BF16."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """The tensors of a checkpoint by their names on disk."""
+
+    folder: Path
+    tensors: dict[str, TensorHeader]
+
+
+def read_headers(folder: Path) -> CheckpointFiles | None:
+    """The tensors of every safetensors file of `folder`; None when it keeps its weights in another format.
+
+    Raises `CheckpointError` for a shard that is missing or cut short, and for tensors of the index that no shard holds.
+    """
+    if (folder / _SINGLE).is_file():
+        return CheckpointFiles(folder, _file_headers(folder / _SINGLE))
+    if not (folder / _INDEX).is_file():
+        if any(folder.glob("*.bin")):
+            return None
+        raise CheckpointError(f"{folder} holds no weights: neither {_SINGLE} nor {_INDEX}")
+    index = _read_index(folder / _INDEX)
+    names = sorted(set(index.values()))
+    absent = [name for name in names if not (folder / name).is_file()]
+    if absent:
+        raise CheckpointError(f"{folder} lacks {len(absent)} of its {len(names)} weight files: {_first(absent)}")
+    tensors = {name: header for file in names for name, header in _file_headers(folder / file).items()}
+    lost = sorted(name for name in index if name not in tensors)
+    if lost:
+        raise CheckpointError(
+            f"{len(lost)} of the {len(index)} tensors in {folder / _INDEX} are in no file: {_first(lost)}"
+        )
+    return CheckpointFiles(folder, tensors)
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    try:
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is no index of weights: {error!r}") from error
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{path} is no index of weights: its weight_map is a {type(weight_map).__name__}")
+    return weight_map
+
+
+def _file_headers(path: Path) -> dict[str, TensorHeader]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(_LENGTH.size)
+        length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else 0
+        if not 0 < length <= min(_LARGEST_HEADER, size - _LENGTH.size):
+            raise CheckpointError(f"{path} is damaged or cut short: {size} bytes, and no whole header in them")
+        text = file.read(length)
+    try:
+        entries = {name: entry for name, entry in json.loads(text).items() if name != "__metadata__"}
+        end = _LENGTH.size + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+        tensors = {name: TensorHeader(path, entry["dtype"], tuple(entry["shape"])) for name, entry in entries.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise CheckpointError(f"{path} is damaged: its header cannot be read ({error!r})") from error
+    if size < end:
+        raise CheckpointError(
+            f"{path} is cut short: its header asks for {end} bytes, the file has {size}: copy it again"
+        )
+    return tensors
+
+
+def _first(names: list[str], count: int = 5) -> str:
+    more = f" and {len(names) - count} more" if len(names) > count else ""
+    return ", ".join(names[:count]) + more

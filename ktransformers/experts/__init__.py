@@ -1,0 +1,7 @@
+"""Reads transformers' experts modules: shapes, layout and gate formula, from a live or a meta module."""
+
+from ktransformers.experts.gate import GateFormula, recognise_gate
+from ktransformers.experts.spec import ExpertsSpec
+from ktransformers.experts.weights import ExpertWeights, expert_weights, layer_weights
+
+__all__ = ["ExpertWeights", "ExpertsSpec", "GateFormula", "expert_weights", "layer_weights", "recognise_gate"]

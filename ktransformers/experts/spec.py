@@ -1,0 +1,182 @@
+"""`ExpertsSpec`: what an experts module of transformers computes, read from its tensors, flags and gate."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ktransformers.errors import UnsupportedModuleError
+from ktransformers.experts.gate import GateFormula, recognise_gate
+
+__all__ = ["ExpertsSpec"]
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+# Spellings of the same number across families' configurations.
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_INTERMEDIATE_SIZES = ("moe_intermediate_size", "intermediate_size", "expert_ffn_hidden_size")
+_TOP_KS = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_topk",
+    "moe_k",
+    "top_k_experts",
+    "experts_per_token",
+    "top_k",
+)
+
+
+@dataclass(frozen=True)
+class ExpertsSpec:
+    """What one experts module holds and computes.
+
+    Attributes:
+        class_name: the module's class.
+        num_experts, hidden_dim, intermediate_dim: E, H, I as the tensors have them.
+        top_k: experts a token by the configuration; None when it has no such number.
+        dtype: of the weights.
+        has_gate … has_post_expert_norm: transformers' flags of the class.
+        gate: the formula; None without a gate or when the kernel has none that agrees.
+        unsupported: sentences, one for everything the kernel does not compute exactly. Empty: the kernel may run it.
+        notes: sentences on what the configuration says differently from the tensors (the tensors are right).
+    """
+
+    class_name: str
+    num_experts: int
+    hidden_dim: int
+    intermediate_dim: int
+    top_k: int | None
+    dtype: torch.dtype
+    has_gate: bool
+    has_bias: bool
+    is_transposed: bool
+    is_concatenated: bool
+    has_post_expert_norm: bool
+    gate: GateFormula | None
+    unsupported: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @classmethod
+    def from_module(cls, module: nn.Module) -> ExpertsSpec:
+        """Reads a live or meta module.
+
+        Raises `UnsupportedModuleError`, saying why, for what is no experts module of transformers 5: another forward,
+        no stacked 3-D weights, weights that are not floats, or a class outside transformers' experts interface.
+        """
+        _refuse_other_modules(module)
+        flags = {
+            name: bool(getattr(module, name)) for name in ("has_gate", "has_bias", "is_transposed", "is_concatenated")
+        }
+        norm = bool(getattr(module, "has_post_expert_norm", False))  # a later flag: older releases have no such modules
+        experts, hidden, intermediate, dtype = _shapes(module, flags["has_gate"], flags["is_transposed"])
+        gate = recognise_gate(module, is_concatenated=flags["is_concatenated"]) if flags["has_gate"] else None
+        config = getattr(module, "config", None)
+        return cls(
+            class_name=type(module).__name__,
+            num_experts=experts,
+            hidden_dim=hidden,
+            intermediate_dim=intermediate,
+            top_k=_number(config, _TOP_KS),
+            dtype=dtype,
+            **flags,
+            has_post_expert_norm=norm,
+            gate=gate,
+            unsupported=_unsupported(config, flags, norm, gate),
+            notes=_disagreements(config, experts, hidden, intermediate),
+        )
+
+
+def _refuse_other_modules(module: nn.Module) -> None:
+    name = type(module).__name__
+    if isinstance(module, nn.ModuleList | nn.ModuleDict):
+        raise UnsupportedModuleError(
+            f"{name} keeps each expert as a module of its own: transformers 5 stacks them in tensors"
+        )
+    arguments = _forward_arguments(module)
+    if len(arguments) != 3:
+        inside = " Its child `experts` may be the one meant." if "experts" in dict(module.named_children()) else ""
+        raise UnsupportedModuleError(
+            f"{name} is no experts module: its forward takes ({', '.join(arguments)}), where experts take hidden "
+            f"states, expert ids and routing weights.{inside}"
+        )
+    stacked = sorted(n for n, p in module.named_parameters(recurse=False) if p.dim() == 3)
+    if "down_proj" not in stacked or not {"gate_up_proj", "up_proj"} & set(stacked):
+        raise UnsupportedModuleError(
+            f"{name} is no experts module: it lacks the stacked weights gate_up_proj (or up_proj) and down_proj of "
+            f"three dimensions; it has {', '.join(stacked) or 'none of three dimensions'}"
+        )
+    if not (hasattr(module, "_apply_gate") and hasattr(module, "is_transposed") and hasattr(module, "has_bias")):
+        raise UnsupportedModuleError(
+            f"{name} is outside transformers' experts interface, so what its forward does besides the usual "
+            "arithmetic is not known: leave it to transformers"
+        )
+
+
+def _forward_arguments(module: nn.Module) -> list[str]:
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(type(module).forward).parameters.values()
+    return [p.name for p in parameters if p.kind in positional and p.name != "self"]
+
+
+def _shapes(module: nn.Module, has_gate: bool, is_transposed: bool) -> tuple[int, int, int, torch.dtype]:
+    """E, H, I and the dtype by the tensors, which have to agree with each other."""
+    first_name = "gate_up_proj" if has_gate else "up_proj"
+    first, down = module.get_parameter(first_name), module.get_parameter("down_proj")
+    experts, hidden, intermediate = down.shape if not is_transposed else (down.shape[0], down.shape[2], down.shape[1])
+    rows = 2 * intermediate if has_gate else intermediate
+    wanted = (experts, hidden, rows) if is_transposed else (experts, rows, hidden)
+    if tuple(first.shape) != wanted:
+        raise UnsupportedModuleError(
+            f"the weights of {type(module).__name__} do not fit each other: down_proj {tuple(down.shape)} asks for "
+            f"{first_name} {wanted}, it is {tuple(first.shape)}"
+        )
+    for name, tensor in ((first_name, first), ("down_proj", down)):
+        if tensor.dtype not in _FLOATS:
+            raise UnsupportedModuleError(
+                f"{name} of {type(module).__name__} is {str(tensor.dtype).removeprefix('torch.')}: experts are read "
+                "from float32, bfloat16 or float16 weights"
+            )
+    return experts, hidden, intermediate, first.dtype
+
+
+def _unsupported(config: Any, flags: dict[str, bool], norm: bool, gate: GateFormula | None) -> tuple[str, ...]:
+    sentences = []
+    if flags["has_bias"]:
+        sentences.append("its projections have biases")
+    if not flags["has_gate"]:
+        sentences.append("its experts have no gate projection (up, activation, down)")
+    elif gate is None:
+        activation = getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None)
+        named = f" (hidden_act is {activation!r})" if isinstance(activation, str) and activation != "silu" else ""
+        sentences.append(f"its gate computes none of silu, clamped_silu, swiglu_oai{named}")
+    if norm:
+        sentences.append("it normalises each expert's output")
+    return tuple(sentences)
+
+
+def _disagreements(config: Any, experts: int, hidden: int, intermediate: int) -> tuple[str, ...]:
+    notes = []
+    for what, names, actual in (
+        ("experts", _EXPERT_COUNTS, experts),
+        ("hidden size", ("hidden_size",), hidden),
+        ("intermediate size", _INTERMEDIATE_SIZES, intermediate),
+    ):
+        said = {name: value for name in names if isinstance(value := getattr(config, name, None), int)}
+        if said and actual not in said.values():
+            spelt = ", ".join(f"{name}={value}" for name, value in said.items())
+            notes.append(f"the tensors have {what} {actual}, the configuration says {spelt}")
+    return tuple(notes)
+
+
+def _number(config: Any, names: tuple[str, ...]) -> int | None:
+    for name in names:
+        value = getattr(config, name, None)
+        if isinstance(value, list | tuple) and value and all(isinstance(v, int) for v in value):
+            return int(max(value))  # one number a layer in some families; scratch wants the largest
+        if isinstance(value, int) and value > 0:
+            return int(value)
+    return None

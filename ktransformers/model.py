@@ -1,0 +1,229 @@
+"""`KTransformer`, a model with its tokenizer and its experts where rules put them, and `inject` for any loaded
+model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ktransformers import checkpoints, generation
+from ktransformers.errors import CheckpointError, UndoError
+from ktransformers.generation import Prompt
+from ktransformers.injection import Plan, Report, apply_plan, build_meta_model, make_plan
+from ktransformers.log import get_logger
+from ktransformers.operators.experts import KTransformersExperts
+from ktransformers.reinject import injected_matches, reinject
+from ktransformers.rules import RuleSet, RulesLike, default_rules_for, load_rules
+from ktransformers.saving import guard_saving
+
+__all__ = ["KTransformer", "inject"]
+
+_EXPERTS = "ktransformers.operators.experts.KTransformersExperts"
+_EXPERTS_NAMES = ("KTransformersExperts", "KTransformersExpertsV2")
+
+log = get_logger("model")
+
+
+def inject(
+    model: nn.Module, rules: RulesLike | None = None, *, keep_float: bool = True, threads: int | None = None
+) -> Report:
+    """Puts the operators of a rule file into a model that is already loaded, whatever loaded it.
+
+    Args:
+        model: a transformers model with its weights in memory.
+        rules: a path, the name of a shipped file, a list of rules, or None / "auto" for the shipped file of the model's
+            type.
+        keep_float: keep the float originals, so that `report.undo()` restores them exactly. False frees them layer by
+            layer.
+        threads: of the kernel, where the rules do not say.
+
+    Returns the report: what was replaced by what; `undo()`.
+    Raises `RuleFileError`, `RuleMatchError` before anything is touched; `InjectionError` with the model as it was.
+    """
+    report = apply_plan(make_plan(_rules_for(model, rules, threads), model), model, keep_float=keep_float)
+    guard_saving(model)
+    return report
+
+
+class KTransformer:
+    """A transformers model and its tokenizer. `model` and `tokenizer` are the ordinary objects."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        folder: str | os.PathLike[str] | None = None,
+        keep_float: bool = False,
+        threads: int | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        """Wraps a loaded model; `from_pretrained` is the usual way in. `folder`: where freed floats can be read
+        again.
+        """
+        self.model = model
+        self.tokenizer = tokenizer
+        self.folder = None if folder is None else Path(folder)
+        self.keep_float = keep_float
+        self.threads = threads
+        self.report: Report | None = None
+        """What the last injection did."""
+        self._trust_remote_code = trust_remote_code
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str | os.PathLike[str],
+        rules: RulesLike | None = None,
+        *,
+        dtype: str | torch.dtype = "auto",
+        keep_float: bool = False,
+        threads: int | None = None,
+        device: str | torch.device | None = None,
+        trust_remote_code: bool = False,
+        cache_dir: str | os.PathLike[str] | None = None,
+        **model_kwargs: Any,
+    ) -> KTransformer:
+        """Loads a model from a folder, or a model id in the local Hugging Face cache. Nothing is downloaded.
+
+        Args:
+            name_or_path: a folder of that name wins over an id.
+            rules: what to inject: a path, a shipped name, a list of rules, or "auto" for the shipped file of the
+                model's type. None injects nothing yet: see `inject_expert_backend`.
+            dtype: of the float weights; "auto" as the checkpoint has them.
+            keep_float: keep float experts after packing. False frees them layer by layer.
+            threads: of the kernel; None: KT_NUM_THREADS, or what the machine gives.
+            device: of everything but the experts; None: the rules' `out_device` where this host has it, else the CPU.
+            cache_dir: instead of the usual cache.
+            model_kwargs: for transformers' `from_pretrained`, such as `attn_implementation`.
+
+        Raises `CheckpointError` for a model that is not there or not whole, and rule errors, before weights are read.
+        """
+        folder = checkpoints.locate(name_or_path, cache_dir=cache_dir)
+        meta = build_meta_model(folder, trust_remote_code=trust_remote_code)
+        ruleset = None if rules is None else _rules_for(meta, rules, threads)
+        plan = None if ruleset is None else make_plan(ruleset, meta)
+        tokenizer = checkpoints.load_tokenizer(folder, trust_remote_code=trust_remote_code)
+        model = checkpoints.load_model(folder, meta, dtype=dtype, trust_remote_code=trust_remote_code, **model_kwargs)
+        self = cls(
+            model,
+            tokenizer,
+            folder=folder,
+            keep_float=keep_float,
+            threads=threads,
+            trust_remote_code=trust_remote_code,
+        )
+        if plan is not None:
+            self.report = self._apply(plan)
+        self._place(device)
+        return self
+
+    def inject_expert_backend(self, layer_regex: str, backend: str | None = "auto", **kwargs: Any) -> Report:
+        """Runs the experts whose dotted names `layer_regex` finds on `backend`, and leaves all others as they are.
+
+        Experts that run on another backend already change over; when their floats were freed they are read again from
+        the checkpoint, a layer at a time. `kwargs`: any other argument of `KTransformersExperts`, such as
+        `rotate=False`.
+        """
+        arguments = {"backend": backend, **({"threads": self.threads} if self.threads else {}), **kwargs}
+        written = {"match": {"name": layer_regex}, "replace": {"class": _EXPERTS, "kwargs": arguments}}
+        ruleset = load_rules([written])
+        (rule,) = ruleset.rules
+        if injected_matches(rule, self.model):
+            self.report = reinject(rule, self.model, keep_float=self.keep_float, floats=self._read_floats)
+        else:
+            self.report = self._apply(make_plan(ruleset, self.model))
+        guard_saving(self.model)
+        return self.report
+
+    @overload
+    def generate(self, prompt: Prompt, *, stream: Literal[False] = False, **kwargs: Any) -> str: ...
+
+    @overload
+    def generate(self, prompt: Prompt, *, stream: Literal[True], **kwargs: Any) -> Iterator[str]: ...
+
+    def generate(
+        self, prompt: Prompt, *, max_new_tokens: int = 256, stream: bool = False, chat: bool = False, **kwargs: Any
+    ) -> str | Iterator[str]:
+        """The text that continues `prompt`, without the prompt; with `stream=True` an iterator over its pieces.
+
+        Args:
+            prompt: text, or a list of messages (dictionaries with role and content), which goes through the chat
+                template.
+            max_new_tokens: at most so many tokens; fewer when the model ends its text.
+            chat: treat a string as one user message of a chat.
+            kwargs: for transformers' `generate`: `do_sample`, `temperature`, `top_p`, `stop_strings`, …
+        """
+        tokenizer = self._need_tokenizer()
+        inputs = generation.encode(tokenizer, prompt, chat=chat, device=self.model.device)
+        run = generation.stream_text if stream else generation.generate_text
+        return run(self.model, tokenizer, inputs, max_new_tokens=max_new_tokens, **kwargs)
+
+    def stream(self, prompt: Prompt, *, max_new_tokens: int = 256, chat: bool = False, **kwargs: Any) -> Iterator[str]:
+        """`generate(..., stream=True)`. Joined, the pieces are what `generate` gives; closing the iterator stops the
+        work.
+        """
+        return self.generate(prompt, stream=True, max_new_tokens=max_new_tokens, chat=chat, **kwargs)
+
+    def __repr__(self) -> str:
+        experts = {m.active_backend for m in self.model.modules() if isinstance(m, KTransformersExperts)}
+        return f"KTransformer({type(self.model).__name__}, experts: {', '.join(sorted(experts)) or 'transformers'})"
+
+    def _apply(self, plan: Plan) -> Report:
+        report = apply_plan(plan, self.model, keep_float=self.keep_float)
+        guard_saving(self.model)
+        return report
+
+    def _place(self, device: str | torch.device | None) -> None:
+        """Moves everything but the experts to where their results land."""
+        if device is None:
+            experts = [m for m in self.model.modules() if isinstance(m, KTransformersExperts)]
+            landings = {m.out_device for m in experts if m.out_device is not None}
+            device = landings.pop() if len(landings) == 1 else None
+        if device is not None and torch.device(device) != self.model.device:
+            self.model.to(device)  # type: ignore[arg-type]
+
+    def _read_floats(self, name: str, module: nn.Module) -> None:
+        if self.folder is None:
+            raise UndoError(
+                f"the float weights of {name} were freed and it is not known where the model came from: load it with "
+                "KTransformer.from_pretrained, or with keep_float=True"
+            )
+        meta = build_meta_model(self.folder, trust_remote_code=self._trust_remote_code)
+        checkpoints.reload_module(self.folder, meta, name, module, next(module.parameters()).dtype)
+
+    def _need_tokenizer(self) -> PreTrainedTokenizerBase:
+        if self.tokenizer is None:
+            raise CheckpointError(
+                f"{self.folder or 'this model'} has no tokenizer, so text cannot be generated: use .model.generate "
+                "with token ids, or set .tokenizer"
+            )
+        return self.tokenizer
+
+
+def _rules_for(model: nn.Module, rules: RulesLike | None, threads: int | None) -> RuleSet:
+    """The rules as objects, with `threads` for experts whose rule does not say."""
+    if rules is None or rules == "auto":
+        config = getattr(model, "config", None)
+        rules = default_rules_for(getattr(config, "model_type", None))
+        log.info("rules chosen by the model's type: %s", rules)
+    ruleset = load_rules(rules)
+    if threads is None:
+        return ruleset
+    return replace(
+        ruleset,
+        rules=tuple(
+            replace(rule, kwargs={"threads": threads, **rule.kwargs})
+            if rule.replacement.rpartition(".")[2] in _EXPERTS_NAMES
+            else rule
+            for rule in ruleset
+        ),
+    )

@@ -1,0 +1,212 @@
+"""`KTransformersExperts`: stands in for a transformers experts module and chooses, call by call, what computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+import kt_kernel
+from ktransformers.errors import KTransformersError, UnsupportedModuleError
+from ktransformers.experts import ExpertsSpec
+from ktransformers.log import warn_once
+from ktransformers.operators import devices
+from ktransformers.operators.base import BaseInjectedModule
+from ktransformers.operators.experts_cpu import KExpertsCPU
+from ktransformers.operators.experts_torch import KExpertsTorch
+from ktransformers.operators.options import ExpertsOptions, devices_are_strict
+
+__all__ = ["KExpertsCPU", "KExpertsTorch", "KTransformersExperts"]
+
+
+class KTransformersExperts(BaseInjectedModule):
+    """Experts of one layer: `forward(hidden (T, H), ids (T, k), weights (T, k)) -> (T, H)`, as transformers calls them.
+
+    Args:
+        key: dotted name in the model.
+        gguf_loader: accepted for upstream's calling convention; not used.
+        config: the model's configuration.
+        orig_module: the transformers experts module, live.
+        prefill_device, prefill_op: what takes prompts of more than `prefill_threshold` tokens: with `KExpertsTorch`,
+            the float weights are streamed to the device for the call. With threshold 0, or when the host lacks the
+            device, the generate op does all.
+        generate_device, generate_op: what takes everything else: `KExpertsCPU` (the kernel) or `KExpertsTorch`.
+        out_device: where results land; None and hosts without it: where the hidden states came from.
+        backend: `AMXINT8`, `AMXBF16`, …; None, "" and "auto" choose.
+        rotate: INT8 with Hadamard rotation (False: without).
+        threads: of the kernel; None: `KT_NUM_THREADS`, or what the machine gives.
+        strict: refuse, rather than replace, devices, CPU tiers and arithmetic that are not there exactly as asked for.
+    """
+
+    _shared_attributes: ClassVar[frozenset[str]] = BaseInjectedModule._shared_attributes | {
+        "spec",
+        "options",
+        "_kernel",
+    }
+
+    def __init__(
+        self,
+        key: str,
+        gguf_loader: object = None,
+        config: Any = None,
+        orig_module: nn.Module | None = None,
+        prefill_device: str | None = None,
+        prefill_op: str | None = None,
+        generate_device: str = "cpu",
+        generate_op: str = "KExpertsCPU",
+        out_device: str | None = None,
+        backend: str | None = None,
+        prefill_threshold: int = 0,
+        rotate: bool = True,
+        threads: int | None = None,
+        strict: bool = False,
+    ) -> None:
+        if orig_module is None:
+            raise TypeError("KTransformersExperts takes the place of an experts module: pass it as orig_module")
+        super().__init__(key, gguf_loader, config, orig_module)
+        kwargs: dict[str, Any] = {
+            "prefill_device": prefill_device,
+            "prefill_op": prefill_op,
+            "generate_device": generate_device,
+            "generate_op": generate_op,
+            "out_device": out_device,
+            "backend": backend,
+            "prefill_threshold": prefill_threshold,
+            "rotate": rotate,
+            "threads": threads,
+            "strict": strict,
+        }
+        if problems := self.check(key=key, orig_module=orig_module, config=config, kwargs=kwargs):
+            raise UnsupportedModuleError(f"{key}: {'; '.join(problems)}")
+        self.options = ExpertsOptions.read(kwargs)
+        self.spec = ExpertsSpec.from_module(orig_module)
+        self.num_experts = self.spec.num_experts
+        self.hidden_dim = self.spec.hidden_dim
+        self.intermediate_dim = self.spec.intermediate_dim
+        self.out_device = self._landing_place()
+        """Where results land; None: where the hidden states came from."""
+        self._kernel: KExpertsCPU | None = None
+        self._generate = self._choose_generate(orig_module)
+        self._prefill = self._choose_prefill(orig_module)
+
+    @classmethod
+    def check(cls, *, key: str, orig_module: nn.Module, config: Any, kwargs: Mapping[str, Any]) -> list[str]:  # noqa: ARG003
+        """Problems as sentences: kwargs, devices, backend, and whether `orig_module` is an experts module at all."""
+        problems = ExpertsOptions.problems(kwargs)
+        try:
+            spec = ExpertsSpec.from_module(orig_module)
+        except KTransformersError as error:
+            return [*problems, str(error)]
+        if kwargs.get("strict") is True and spec.unsupported and kwargs.get("generate_op") != "KExpertsTorch":
+            problems.append(
+                f"strict: the kernel does not compute {spec.class_name} exactly: {'; '.join(spec.unsupported)}"
+            )
+        return problems
+
+    def load(self) -> None:
+        """Packs the float weights for the kernel, or copies them to the device that computes."""
+        for note in self.spec.notes:
+            warn_once(f"{self.key}: {note}; the tensors are followed.", key=f"{self.spec.class_name}: {note}")
+        if self._kernel is not None:
+            self._kernel.load(self.orig_module)
+        for op in (self._generate, self._prefill):
+            if op is not None:
+                op.load()
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """The experts' weighted sum (T, H) in the dtype of `hidden_states`, on `out_device`."""
+        self._refuse(hidden_states, top_k_index, top_k_weights)
+        landing = self.out_device or hidden_states.device
+        if self._prefill is not None and hidden_states.shape[0] > self.options.prefill_threshold:
+            return self._prefill.forward(hidden_states, top_k_index, top_k_weights).to(landing)
+        if self._kernel is not None:
+            return self._kernel.forward(hidden_states, top_k_index, top_k_weights, landing)
+        assert self._generate is not None
+        return self._generate.forward(hidden_states, top_k_index, top_k_weights).to(landing)
+
+    @property
+    def needs_original(self) -> bool:
+        return self._generate is not None or self._prefill is not None
+
+    @property
+    def active_backend(self) -> str:
+        """What computes this layer, such as `AMXINT8 → INT8 on avx2, 2 threads (KExpertsCPU)`."""
+        parts = []
+        if self._kernel is not None:
+            parts.append(f"{self._kernel.wrapper.description} (KExpertsCPU)")
+        if self._generate is not None:
+            parts.append(f"torch on {self._generate.device} (KExpertsTorch)")
+        if self._prefill is not None:
+            parts.append(
+                f"above {self.options.prefill_threshold} tokens torch on {self._prefill.device} (KExpertsTorch)"
+            )
+        return ", ".join(parts)
+
+    def describe(self) -> dict[str, str]:
+        asked = kt_kernel.parse_backend(self.options.backend).name
+        if self._kernel is not None:
+            wrapper = self._kernel.wrapper
+            row = {"op": "KExpertsCPU", "format": wrapper.format, "tier": wrapper.tier, "device": "cpu"}
+            size = wrapper.nbytes
+        else:
+            assert self._generate is not None
+            row = {"op": "KExpertsTorch", "format": str(self.spec.dtype).removeprefix("torch."), "tier": "torch"}
+            row["device"], size = str(self._generate.device), self._generate.nbytes
+        return {"backend": asked, **row, "bytes": str(size), "runs": self.active_backend}
+
+    def extra_repr(self) -> str:
+        sizes = f"experts={self.num_experts}, hidden={self.hidden_dim}, intermediate={self.intermediate_dim}"
+        return f"{sizes}, {self.active_backend}"
+
+    def _choose_generate(self, orig_module: nn.Module) -> KExpertsTorch | None:
+        """Sets the kernel up, or gives the torch op that runs in its place."""
+        options = self.options
+        if options.generate_op == "KExpertsCPU" and not self.spec.unsupported:
+            self._kernel = KExpertsCPU(
+                self.spec,
+                backend=options.backend,
+                rotate=options.rotate,
+                threads=options.threads,
+                strict=options.strict,
+            )
+            return None
+        if options.generate_op == "KExpertsCPU":
+            reasons = "; ".join(self.spec.unsupported)
+            warn_once(f"{self.spec.class_name} runs in KExpertsTorch, not in the kernel: {reasons}.")
+        device = devices.resolve(options.generate_device, strict=devices_are_strict(options)).device
+        return KExpertsTorch(orig_module, self.spec, device, resident=True)
+
+    def _choose_prefill(self, orig_module: nn.Module) -> KExpertsTorch | None:
+        options = self.options
+        if not options.streams_prefill:
+            return None
+        place = devices.resolve(options.prefill_device or "cpu", strict=devices_are_strict(options))
+        # Without the GPU that was asked for, streaming would only be a slower CPU path. A written "cpu" is meant.
+        return None if place.fell_back else KExpertsTorch(orig_module, self.spec, place.device, resident=False)
+
+    def _landing_place(self) -> torch.device | None:
+        if self.options.out_device is None:
+            return None
+        place = devices.resolve(self.options.out_device, strict=devices_are_strict(self.options))
+        return None if place.fell_back else place.device
+
+    def _refuse(self, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> None:
+        if torch.is_grad_enabled() and (hidden.requires_grad or weights.requires_grad):
+            raise RuntimeError(
+                f"{self.key} runs as KTransformersExperts, which computes no gradients: call the model under "
+                "torch.inference_mode() or torch.no_grad(), or undo the injection to train"
+            )
+        if (
+            hidden.dim() != 2
+            or hidden.shape[1] != self.hidden_dim
+            or ids.shape != weights.shape
+            or len(ids) != len(hidden)
+        ):
+            raise kt_kernel.InputError(
+                f"{self.key}: hidden states (tokens, {self.hidden_dim}), ids and weights (tokens, k) were expected, "
+                f"got {tuple(hidden.shape)}, {tuple(ids.shape)}, {tuple(weights.shape)}"
+            )

@@ -1,0 +1,97 @@
+"""Experts on the CPU kernel: one layer's packed weights, and the way its inputs and results travel."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from kt_kernel import MoEWrapper
+from ktransformers.experts import ExpertsSpec, layer_weights
+from ktransformers.operators.overlap import Completion, DeferredTensor
+from ktransformers.operators.transport import HostBatch, Transport, transport_for
+
+__all__ = ["KExpertsCPU"]
+
+# Tokens that scratch memory is sized for; longer prompts go through in pieces of that size.
+_MAX_LEN = 1024
+# Where a configuration does not say how many experts a token takes. Sizes scratch too.
+_USUAL_TOP_K = 8
+
+
+class KExpertsCPU:
+    """Runs on `kt_kernel.MoEWrapper`. Packed weights are read-only, so copies of the operator share this object."""
+
+    name = "KExpertsCPU"
+
+    def __init__(
+        self, spec: ExpertsSpec, *, backend: str | None, rotate: bool, threads: int | None, strict: bool
+    ) -> None:
+        assert spec.gate is not None, "the caller checks spec.unsupported first"
+        config = {
+            "expert_num": spec.num_experts,
+            "hidden_size": spec.hidden_dim,
+            "intermediate_size": spec.intermediate_dim,
+            "max_len": _MAX_LEN,
+            "num_experts_per_tok": min(spec.top_k or _USUAL_TOP_K, spec.num_experts),
+            "swiglu_alpha": spec.gate.alpha,
+            "swiglu_limit": spec.gate.limit,
+        }
+        self._spec = spec
+        self.wrapper = MoEWrapper(config, backend=backend, rotate=rotate, threads=threads, strict=strict)
+
+    def load(self, module: nn.Module) -> None:
+        """Quantises and packs the module's weights."""
+        weights = layer_weights(module, self._spec)
+        self.wrapper.load_weights({"gate_proj": weights.gate, "up_proj": weights.up, "down_proj": weights.down})
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        out_device: torch.device,
+        transport: Transport | None = None,
+    ) -> torch.Tensor:
+        """hidden (T, H), ids (T, k), weights (T, k) on one device → (T, H) on `out_device`, in hidden's dtype.
+
+        From the CPU the result is complete. From another device it may be a `DeferredTensor`, awaited at its first use.
+        `transport` is for tests; by default it is the one of hidden's device.
+        """
+        transport = transport or transport_for(hidden.device)
+        ids, weights = self._padded(ids, weights)
+        batch = transport.fetch(hidden, ids, weights)
+        if not transport.defers:
+            return transport.deliver(batch, self.wrapper.forward(batch.hidden, batch.ids, batch.weights), out_device)
+        return self._deferred(batch, transport, out_device)
+
+    def _padded(self, ids: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """With as many slots as the kernel was built for: empty ones (id −1) where the router fills fewer."""
+        missing = self.wrapper.config.num_experts_per_tok - ids.shape[1]
+        if missing <= 0:
+            return ids, weights
+        return nn.functional.pad(ids, (0, missing), value=-1), nn.functional.pad(weights, (0, missing))
+
+    def _deferred(self, batch: HostBatch, transport: Transport, out_device: torch.device) -> torch.Tensor:
+        try:
+            pending = self.wrapper.submit(batch.hidden, batch.ids, batch.weights)
+        except BaseException:
+            transport.release(batch)
+            raise
+
+        def finish() -> torch.Tensor:
+            try:
+                result = pending.result()
+            except BaseException:
+                transport.release(batch)
+                raise
+            return transport.deliver(batch, result, out_device)
+
+        def abandon() -> None:
+            # The kernel may still be reading the batch: its memory is not given to anybody else before that is over.
+            try:
+                pending.result()
+            finally:
+                transport.release(batch)
+
+        like = torch.empty(batch.hidden.shape, dtype=batch.hidden.dtype, device="meta")
+        return DeferredTensor(like, out_device, Completion(finish, abandon))

@@ -1,0 +1,41 @@
+"""Every Python snippet of docs/python-api.md runs, in order, in one program."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.checkpoints.folders import make_checkpoint
+
+PAGE = Path(__file__).parent.parent / "docs" / "python-api.md"
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def test_every_snippet_of_the_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_checkpoint(tmp_path / "Qwen3-Moe")
+    monkeypatch.chdir(tmp_path)
+    blocks = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
+    assert len(blocks) == 5
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, PAGE.name, "exec"), names)
+    assert isinstance(names["text"], str)
+    assert "AMXINT8 → INT8 on" in capsys.readouterr().out
+
+
+def test_the_table_of_kwargs_is_complete() -> None:
+    from dataclasses import fields
+
+    from ktransformers.operators.options import ExpertsOptions
+
+    text = PAGE.read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| (`[a-z_`, ]+) \|", text[text.index("| kwarg |") : text.index("A host without CUDA")], re.MULTILINE
+    )
+    told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert told == {field.name for field in fields(ExpertsOptions)}
