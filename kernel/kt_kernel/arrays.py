@@ -24,7 +24,7 @@ INTEGERS = ("int64", "int32")
 _gradient_said = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Array:
     """Where the elements lie. `strides` count elements; `owner` keeps the memory alive."""
 
@@ -67,21 +67,29 @@ def _check_dtype(dtype: str, name: str, dtypes: tuple[str, ...]) -> None:
         raise InputError(f"{name} is {dtype}; the kernel takes {', '.join(dtypes)}: convert it, e.g. to {dtypes[0]}")
 
 
+# Filled as they are met: text made from torch's objects, which a decode step would otherwise make hundreds of times.
+_dtype_names: dict[object, str] = {}
+_strided_layouts: set[object] = set()
+
+
 def _torch_view(tensor: Any, name: str, dtypes: tuple[str, ...], contiguous: bool) -> Array:
-    device = tensor.device.type
-    if device == "meta":
-        raise InputError(f"{name} is on the meta device and holds no numbers: load it first")
-    if device != "cpu":
+    if not tensor.is_cpu:
+        if tensor.is_meta:
+            raise InputError(f"{name} is on the meta device and holds no numbers: load it first")
         raise InputError(f"{name} is on {tensor.device}; the kernel reads host memory: pass {name}.cpu()")
-    if not str(tensor.layout).endswith("strided"):
-        raise InputError(f"{name} has layout {tensor.layout}; pass a dense tensor, {name}.to_dense()")
-    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.layout not in _strided_layouts:
+        if not str(tensor.layout).endswith("strided"):
+            raise InputError(f"{name} has layout {tensor.layout}; pass a dense tensor, {name}.to_dense()")
+        _strided_layouts.add(tensor.layout)
+    dtype = _dtype_names.get(tensor.dtype) or _dtype_names.setdefault(tensor.dtype, str(tensor.dtype)[len("torch.") :])
     _check_dtype(dtype, name, dtypes)
-    # Lazily negated views show other numbers than their memory holds.
-    tensor = tensor.detach().resolve_neg()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.is_neg():  # lazily negated views show other numbers than their memory holds
+        tensor = tensor.resolve_neg()
     if contiguous:
         tensor = tensor.contiguous()
-    return Array(tensor, tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), dtype, tensor.element_size())
+    return Array(tensor, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), dtype, tensor.element_size())
 
 
 def _numpy_view(array: np.ndarray[Any, Any], name: str, dtypes: tuple[str, ...], contiguous: bool) -> Array:

@@ -1,0 +1,64 @@
+"""`kt rules`: what ships, and what a rule file would do to a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ktransformers.cli.console import errors, listen_to_logs, plain_table, results
+from ktransformers.cli.failures import WRONG_INPUT
+
+if TYPE_CHECKING:
+    from ktransformers.injection import Plan
+
+__all__ = ["rules_app"]
+
+rules_app = typer.Typer(help="Look at rule files, and try them on a model without its weights.", no_args_is_help=True)
+
+_FIRST = 3
+
+
+@rules_app.command("list")
+def list_rules() -> None:
+    """The rule files that ship, addressable by their bare names."""
+    from ktransformers.rules import shipped_rules
+
+    table = plain_table("name", "what it is for")
+    for shipped in shipped_rules():
+        table.add_row(shipped.name, shipped.summary)
+    results().print(table)
+
+
+@rules_app.command()
+def check(
+    rules: Annotated[str, typer.Argument(help="A rule file, or the name of a shipped one.")],
+    model: Annotated[
+        str, typer.Argument(help="A model folder, or a model id in the local cache. Only its config is read.")
+    ],
+    first: Annotated[int, typer.Option(min=1, help="How many module names to show for each rule.")] = _FIRST,
+) -> None:
+    """What each rule matches in the model. Exit code 2 when a rule matches nothing or cannot be applied."""
+    listen_to_logs()
+    from ktransformers.injection import build_meta_model, make_plan
+
+    plan = make_plan(rules, build_meta_model(model), allow_dead=True)
+    results().print(_table(plan, first))
+    for name in plan.unmatched_experts:
+        results().print(f"experts that no rule matches: {name}", markup=False)
+    for warning in plan.warnings:
+        errors().print("error: ", style="bold red", end="")
+        errors().print(warning, markup=False)
+    if plan.warnings:
+        raise typer.Exit(WRONG_INPUT)
+
+
+def _table(plan: Plan, first: int) -> object:
+    table = plain_table("rule", "modules", "becomes", "names")
+    for rule in plan.rules:
+        decided = plan.of(rule)
+        names = [decision.name for decision in decided]
+        more = [f"… {len(names) - first} more"] if len(names) > first else []
+        becomes = "as it is" if rule.keeps else rule.replacement.rpartition(".")[2]
+        table.add_row(rule.where, str(len(names)), becomes, "\n".join([*names[:first], *more]))
+    return table

@@ -1,0 +1,122 @@
+"""`kt run`: a model writes text, its experts on the kernel."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ktransformers.cli.console import listen_to_logs, say
+from ktransformers.cli.failures import WrongInputError
+
+if TYPE_CHECKING:
+    from ktransformers.injection import Report
+    from ktransformers.rules import RuleSet
+
+__all__ = ["run"]
+
+DEFAULT_PROMPT = "Once upon a time"
+
+_EXPERTS_CLASS = "KTransformersExperts"
+
+
+def run(
+    model: Annotated[str, typer.Argument(help="A model folder, or a model id in the local Hugging Face cache.")],
+    rules: Annotated[
+        str | None, typer.Option(help="A rule file, or the name of a shipped one. Default: by the model's type.")
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help=f'What to continue. Default: what is piped in, else "{DEFAULT_PROMPT}".')
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="How many tokens to write at most.")] = 128,
+    backend: Annotated[
+        str | None, typer.Option(help="Overrides the backend of the rules: AMXINT8, AMXBF16, INT8, BF16, auto …")
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Worker threads of the kernel. Default: KT_NUM_THREADS, else what the machine has."),
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the model's chat template.")] = False,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="0 takes the likeliest token each time, more samples. Default: as the model says."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+) -> None:
+    """Let a model write. The text goes to stdout; rules, backend and speed go to stderr."""
+    listen_to_logs()
+    import torch
+
+    from ktransformers import KTransformer
+    from ktransformers.cli.clock import TokenClock
+
+    rule_set = _choose_rules(model, rules, backend)
+    if seed is not None:
+        torch.manual_seed(seed)
+    question = _read_prompt(prompt)
+    loaded = KTransformer.from_pretrained(model, rules=rule_set, threads=threads)
+    clock = TokenClock()
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "logits_processor": [clock]}
+    if temperature is not None:
+        options |= {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
+    try:
+        pieces = loaded.stream(question, chat=chat, **options)
+    except ValueError as error:  # no chat template, an empty prompt
+        raise WrongInputError(str(error)) from error
+    for piece in pieces:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    say(f"experts: {_what_ran(loaded.report)}")
+    say(f"speed: {clock}")
+
+
+def _choose_rules(model: str, rules: str | None, backend: str | None) -> RuleSet:
+    """The rules asked for, or those that ship for the model's type; with another backend where one is asked for."""
+    from ktransformers.checkpoints import locate
+    from ktransformers.injection import load_config
+    from ktransformers.rules import default_rules_for, load_rules
+
+    folder = locate(model)
+    if rules is None:
+        model_type = load_config(folder).model_type
+        path = default_rules_for(model_type)
+        say(f"rules: {path.stem}, which ships for model type {model_type}")
+        chosen = load_rules(path)
+    else:
+        chosen = load_rules(rules)
+    return chosen if backend is None else _with_backend(chosen, backend)
+
+
+def _with_backend(rules: RuleSet, backend: str) -> RuleSet:
+    import kt_kernel
+    from ktransformers.errors import RuleFileError
+
+    kt_kernel.parse_backend(backend)
+    has_backend = [rule.replacement.endswith(_EXPERTS_CLASS) for rule in rules]
+    if not any(has_backend):
+        raise RuleFileError(f"--backend {backend}: no rule of {rules.origin} uses {_EXPERTS_CLASS}, whose it is")
+    changed = (
+        replace(rule, kwargs={**rule.kwargs, "backend": backend}) if has else rule
+        for rule, has in zip(rules, has_backend, strict=True)
+    )
+    return replace(rules, rules=tuple(changed))
+
+
+def _read_prompt(prompt: str | None) -> str:
+    if prompt is not None:
+        return prompt
+    piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
+    return piped.strip() or DEFAULT_PROMPT
+
+
+def _what_ran(report: Report | None) -> str:
+    """`AMXINT8 → INT8 on avx2, 2 threads: 24 layers`, one part for each kind."""
+    if report is None or not report.replacements:
+        return "transformers' own, no rule replaced any"
+    kinds = Counter(entry.details.get("runs", entry.new_class) for entry in report.replacements)
+    return "; ".join(f"{kind}: {count} {'layer' if count == 1 else 'layers'}" for kind, count in kinds.items())
