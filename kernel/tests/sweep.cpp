@@ -65,9 +65,12 @@ const std::vector<SweepCase>& sweep() {
     std::vector<SweepCase> all;
     for (std::size_t s = 0; s < std::size(kShapes); ++s) {
       for (const std::size_t tokens : kTokens) {
-        const std::size_t i = all.size();
-        all.push_back({kShapes[s], s % 4 != 3, kGates[i % 3], tokens, std::min(kShapes[s].experts, kSlots[i % 5]),
-                       kTypes[i / 3 % 3], kTypes[i / 9 % 3], i % 4 == 0 ? IdType::kInt32 : IdType::kInt64});
+        Random random{all.size()};  // so that no two properties go together
+        const std::size_t k = std::min(kShapes[s].experts, kSlots[random.below(5)]);
+        const Gate gate = kGates[random.below(3)];
+        const DType x_type = kTypes[random.below(3)], y_type = kTypes[random.below(3)];
+        const IdType id_type = random.below(4) == 0 ? IdType::kInt32 : IdType::kInt64;
+        all.push_back({kShapes[s], s % 4 != 3, gate, tokens, k, x_type, y_type, id_type});
       }
     }
     return all;
