@@ -1,7 +1,5 @@
 // The AMX tiles of a thread are in use only inside a call: left behind, they would be saved at every task switch and
 // keep the core from its deeper sleep states.
-#if defined(__x86_64__)
-
 #include <cpuid.h>
 
 #include <atomic>
@@ -14,7 +12,6 @@
 using kt::Format;
 using kt::check::Blocks;
 using kt::check::FormatCase;
-using kt::check::Kernel;
 
 namespace {
 
@@ -79,5 +76,3 @@ TEST_EACH_FORMAT("tiles: none is left in use on any thread, after a job that thr
   }
   CHECK_EQ(used.load(), 0);
 }
-
-#endif
