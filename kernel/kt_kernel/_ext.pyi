@@ -51,10 +51,20 @@ class Context:
     def run_failing_job(self, message: str) -> None:
         """Throws `message` inside a worker thread; it must reach the caller as KernelError (for tests)."""
 
-class Activation:
-    """Gate formula. kind: "silu" = silu(g)·u; "clamped_silu" = silu(min(g,L))·clamp(u,±L);
-    "swiglu_oai" = g·sigmoid(alpha·g)·(u+1) with the same clamps (gpt-oss), L = 0: no clamp."""
-    def __init__(self, kind: str, alpha: float = 0.0, limit: float = 0.0) -> None: ...
+class Gate:
+    """What becomes of the first products: activation(g)·(u + up_offset), or activation(x) where `gated` is False.
+    Activations: "silu" (x·sigmoid(alpha·x)), "gelu", "gelu_tanh", "relu", "relu2". limit above 0: g at most the limit (with
+    `limit_after` activation(g) instead), u within ±limit."""
+
+    def __init__(
+        self,
+        activation: str = "silu",
+        gated: bool = True,
+        alpha: float = 1.0,
+        limit: float = 0.0,
+        limit_after: bool = False,
+        up_offset: float = 0.0,
+    ) -> None: ...
 
 class PackedExperts:
     """Packed weights of one layer, 64-byte aligned, independent of tier, threads and NUMA."""
