@@ -19,6 +19,7 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # Spellings of the same number across families' configurations.
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _INTERMEDIATE_SIZES = ("moe_intermediate_size", "intermediate_size", "expert_ffn_hidden_size")
+_ACTIVATIONS = ("hidden_act", "hidden_activation", "mlp_hidden_act")
 _TOP_KS = (
     "num_experts_per_tok",
     "num_experts_per_token",
@@ -40,7 +41,7 @@ class ExpertsSpec:
         top_k: experts a token by the configuration; None when it has no such number.
         dtype: of the weights.
         has_gate … has_post_expert_norm: transformers' flags of the class.
-        gate: the formula; None without a gate or when the kernel has none that agrees.
+        gate: what is computed between the projections, gated or not; None when the kernel has nothing that agrees.
         unsupported: sentences, one for everything the kernel does not compute exactly. Empty: the kernel may run it.
         notes: sentences on what the configuration says differently from the tensors (the tensors are right).
     """
@@ -72,8 +73,12 @@ class ExpertsSpec:
             name: bool(getattr(module, name)) for name in ("has_gate", "has_bias", "is_transposed", "is_concatenated")
         }
         norm = bool(getattr(module, "has_post_expert_norm", False))  # a later flag: older releases have no such modules
+        if norm and not isinstance(getattr(module, "post_expert_norm", None), nn.Module):
+            raise UnsupportedModuleError(
+                f"{type(module).__name__} normalises each expert's output, and no module `post_expert_norm` says how"
+            )
         experts, hidden, intermediate, dtype = _shapes(module, flags["has_gate"], flags["is_transposed"])
-        gate = recognise_gate(module, is_concatenated=flags["is_concatenated"]) if flags["has_gate"] else None
+        gate = recognise_gate(module, is_concatenated=flags["is_concatenated"], has_gate=flags["has_gate"])
         config = getattr(module, "config", None)
         return cls(
             class_name=type(module).__name__,
@@ -85,7 +90,7 @@ class ExpertsSpec:
             **flags,
             has_post_expert_norm=norm,
             gate=gate,
-            unsupported=_unsupported(config, flags, norm, gate),
+            unsupported=_unsupported(config, flags, gate),
             notes=_disagreements(config, experts, hidden, intermediate),
         )
 
@@ -143,19 +148,13 @@ def _shapes(module: nn.Module, has_gate: bool, is_transposed: bool) -> tuple[int
     return experts, hidden, intermediate, first.dtype
 
 
-def _unsupported(config: Any, flags: dict[str, bool], norm: bool, gate: GateFormula | None) -> tuple[str, ...]:
-    sentences = []
-    if flags["has_bias"]:
-        sentences.append("its projections have biases")
-    if not flags["has_gate"]:
-        sentences.append("its experts have no gate projection (up, activation, down)")
-    elif gate is None:
-        activation = getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None)
-        named = f" (hidden_act is {activation!r})" if isinstance(activation, str) and activation != "silu" else ""
-        sentences.append(f"its gate computes none of silu, clamped_silu, swiglu_oai{named}")
-    if norm:
-        sentences.append("it normalises each expert's output")
-    return tuple(sentences)
+def _unsupported(config: Any, flags: dict[str, bool], gate: GateFormula | None) -> tuple[str, ...]:
+    if gate is not None:
+        return ()
+    what = "gate" if flags["has_gate"] else "activation"
+    said = {name: value for name in _ACTIVATIONS if isinstance(value := getattr(config, name, None), str)}
+    named = next((f" ({name} is {value!r})" for name, value in said.items()), "")
+    return (f"its {what} computes none of the kernel's formulas{named}",)
 
 
 def _disagreements(config: Any, experts: int, hidden: int, intermediate: int) -> tuple[str, ...]:

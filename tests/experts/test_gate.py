@@ -77,10 +77,10 @@ def test_gpt_oss_swiglu_gives_alpha_and_limit_away(alpha: float, limit: float) -
 
 @settings(deadline=None, max_examples=40)
 @given(
-    limit=st.floats(0.01, 500).map(lambda x: float(f"{x:.4g}")),
+    limit=st.floats(0.01, 4).map(lambda x: float(f"{x:.4g}")),
     activation=st.sampled_from(["silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2"]),
 )
-def test_clamp_after_the_activation_is_told_from_one_before(limit: float, activation: str) -> None:
+def test_clamp_after_the_activation_is_told_from_one_before_where_it_matters(limit: float, activation: str) -> None:
     act = ACT2FN[activation]
     after = recognise_gate(_make_module(lambda g, u: act(g).clamp(max=limit) * u.clamp(-limit, limit)))
     before = recognise_gate(_make_module(lambda g, u: act(g.clamp(max=limit)) * u.clamp(-limit, limit)))
