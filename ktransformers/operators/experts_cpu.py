@@ -81,7 +81,7 @@ class KExpertsCPU:
         tokens, slots = ids.shape
         rows = hidden.float().repeat_interleave(slots, dim=0)  # fp32, so that the norm sees what is not rounded yet
         each = self._summed(rows, ids.reshape(-1, 1), torch.ones_like(rows[:, :1]), out_device, transport)
-        normed = self._norm.to(out_device)(each).view(tokens, slots, -1)
+        normed = self._norm.to(out_device)(each).view(tokens, slots, hidden.shape[1])
         there = (ids >= 0) & (ids < self._spec.num_experts)
         # Not times zero: the norm of an expert that is not there may be NaN.
         weighted = torch.where(there[..., None].to(out_device), normed * weights[..., None].to(out_device), 0.0)

@@ -153,7 +153,7 @@ def _make_normed_experts() -> Any:
     return module
 
 
-@pytest.mark.parametrize("tokens", [0, 1, 12])
+@pytest.mark.parametrize("tokens", [0, 5, 12])
 @pytest.mark.parametrize("backend", ["BF16", "INT8"])
 def test_each_experts_output_is_normalised_behind_the_kernel(backend: str, tokens: int) -> None:
     module = _make_normed_experts()
