@@ -90,7 +90,7 @@ class ExpertsSpec:
             **flags,
             has_post_expert_norm=norm,
             gate=gate,
-            unsupported=_unsupported(config, flags, gate),
+            unsupported=_unsupported(module, flags, gate),
             notes=_disagreements(config, experts, hidden, intermediate),
         )
 
@@ -148,13 +148,21 @@ def _shapes(module: nn.Module, has_gate: bool, is_transposed: bool) -> tuple[int
     return experts, hidden, intermediate, first.dtype
 
 
-def _unsupported(config: Any, flags: dict[str, bool], gate: GateFormula | None) -> tuple[str, ...]:
+def _unsupported(module: nn.Module, flags: dict[str, bool], gate: GateFormula | None) -> tuple[str, ...]:
     if gate is not None:
         return ()
     what = "gate" if flags["has_gate"] else "activation"
+    return (f"its {what} computes none of the kernel's formulas{_activation(module)}",)
+
+
+def _activation(module: nn.Module) -> str:
+    """` (hidden_act is 'mish')`, or the class of an activation that is the family's own."""
+    activation = getattr(module, "act_fn", None)
+    if isinstance(activation, nn.Module) and ".models." in type(activation).__module__:
+        return f" (act_fn is {type(activation).__name__})"
+    config = getattr(module, "config", None)
     said = {name: value for name in _ACTIVATIONS if isinstance(value := getattr(config, name, None), str)}
-    named = next((f" ({name} is {value!r})" for name, value in said.items()), "")
-    return (f"its {what} computes none of the kernel's formulas{named}",)
+    return next((f" ({name} is {value!r})" for name, value in said.items()), "")
 
 
 def _disagreements(config: Any, experts: int, hidden: int, intermediate: int) -> tuple[str, ...]:

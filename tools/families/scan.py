@@ -16,7 +16,14 @@ MODELS = Path(transformers.__file__).parent / "models"
 _DECORATED = re.compile(r"^@use_experts_implementation(?:\([^)]*\))?\n(?:@.*\n)*class (\w+)", re.MULTILINE)
 _EXPERTS = re.compile(r"^class (\w*Experts)\((?:nn\.\w+)\)", re.MULTILINE)
 # What holds whole text models comes first.
-_HEADS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "ForBlockDiffusion", "ForTokenClassification", "Model")
+_HEADS = (
+    "ForCausalLM",
+    "ForConditionalGeneration",
+    "LMHeadModel",
+    "ForBlockDiffusion",
+    "ForTokenClassification",
+    "Model",
+)
 
 
 @dataclass(frozen=True)

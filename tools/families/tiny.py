@@ -73,6 +73,7 @@ SIZES: dict[str, Any] = {
     "encoder_attention_heads": 4,
     "encoder_ffn_dim": 96,
     "out_hidden_size": 64,
+    "projector_hidden_size": 64,
     "position_embedding_size": 64,
     "deepstack_visual_indexes": [0],
 }
@@ -92,12 +93,14 @@ _BY_FAMILY: dict[str, dict[str, Any]] = {
     "diffusion_gemma": {"top_k_experts": 2},
     "flint": {"mlp_only_layers": [0]},
     "gemma4": {"enable_moe_block": True, "top_k_experts": 2},
-    "glm4v_moe": {"text_config": {"rope_parameters": {**_ROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}}},
+    "glm4v_moe": {
+        "text_config": {"rope_parameters": {**_ROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}}
+    },
     "glm5_next": {"num_key_value_heads": 4, "qk_rope_head_dim": 0, "mlp_layer_types": ["dense", "sparse"]},
     "hy_v4_vl": {"qk_rope_head_dim": 64},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "step3p7": {"mlp_layer_types": ["dense", "sparse"], "sliding_window": 16},
-    "qwen3_omni_moe": {"shared_expert_intermediate_size": 48},
+    "muse_spark": {"audio_config": {"num_hidden_layers": 4, "hidden_sizes": [64, 64, 64, 64]}},
     "zaya": {"num_experts_per_tok": 1},
 }
 
