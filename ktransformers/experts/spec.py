@@ -11,9 +11,11 @@ from torch import nn
 
 from ktransformers.errors import UnsupportedModuleError
 from ktransformers.experts.gate import GateFormula, recognise_gate
+from ktransformers.experts.probe import probe, with_gate
 
 __all__ = ["ExpertsSpec"]
 
+_FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 # Spellings of the same number across families' configurations.
@@ -41,6 +43,7 @@ class ExpertsSpec:
         top_k: experts a token by the configuration; None when it has no such number.
         dtype: of the weights.
         has_gate … has_post_expert_norm: transformers' flags of the class.
+        is_presorted: its forward takes the hidden states only, (E·T, H), the rows of expert 0 first.
         gate: what is computed between the projections, gated or not; None when the kernel has nothing that agrees.
         unsupported: sentences, one for everything the kernel does not compute exactly. Empty: the kernel may run it.
         notes: sentences on what the configuration says differently from the tensors (the tensors are right).
@@ -57,6 +60,7 @@ class ExpertsSpec:
     is_transposed: bool
     is_concatenated: bool
     has_post_expert_norm: bool
+    is_presorted: bool
     gate: GateFormula | None
     unsupported: tuple[str, ...]
     notes: tuple[str, ...]
@@ -68,17 +72,9 @@ class ExpertsSpec:
         Raises `UnsupportedModuleError`, saying why, for what is no experts module of transformers 5: another forward,
         no stacked 3-D weights, weights that are not floats, or a class outside transformers' experts interface.
         """
-        _refuse_other_modules(module)
-        flags = {
-            name: bool(getattr(module, name)) for name in ("has_gate", "has_bias", "is_transposed", "is_concatenated")
-        }
-        norm = bool(getattr(module, "has_post_expert_norm", False))  # a later flag: older releases have no such modules
-        if norm and not isinstance(getattr(module, "post_expert_norm", None), nn.Module):
-            raise UnsupportedModuleError(
-                f"{type(module).__name__} normalises each expert's output, and no module `post_expert_norm` says how"
-            )
+        flags = _flags(module)
         experts, hidden, intermediate, dtype = _shapes(module, flags["has_gate"], flags["is_transposed"])
-        gate = recognise_gate(module, is_concatenated=flags["is_concatenated"], has_gate=flags["has_gate"])
+        gate = recognise_gate(with_gate(module), is_concatenated=flags["is_concatenated"], has_gate=flags["has_gate"])
         config = getattr(module, "config", None)
         return cls(
             class_name=type(module).__name__,
@@ -88,20 +84,26 @@ class ExpertsSpec:
             top_k=_number(config, _TOP_KS),
             dtype=dtype,
             **flags,
-            has_post_expert_norm=norm,
             gate=gate,
             unsupported=_unsupported(module, flags, gate),
             notes=_disagreements(config, experts, hidden, intermediate),
         )
 
 
-def _refuse_other_modules(module: nn.Module) -> None:
+def _flags(module: nn.Module) -> dict[str, bool]:
+    """What transformers' interface says of the class, or what its own forward shows. Refuses other modules."""
     name = type(module).__name__
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
         raise UnsupportedModuleError(
             f"{name} keeps each expert as a module of its own: transformers 5 stacks them in tensors"
         )
     arguments = _forward_arguments(module)
+    common = all(hasattr(module, attribute) for attribute in ("_apply_gate", *_FLAGS))
+    probed = None if common else probe(module, len(arguments))
+    if probed is not None:
+        layout = {"is_transposed": probed.is_transposed, "is_concatenated": probed.is_concatenated}
+        plain = {"has_gate": True, "has_bias": False, "has_post_expert_norm": False}
+        return {**plain, **layout, "is_presorted": probed.is_presorted}
     if len(arguments) != 3:
         inside = " Its child `experts` may be the one meant." if "experts" in dict(module.named_children()) else ""
         raise UnsupportedModuleError(
@@ -114,11 +116,18 @@ def _refuse_other_modules(module: nn.Module) -> None:
             f"{name} is no experts module: it lacks the stacked weights gate_up_proj (or up_proj) and down_proj of "
             f"three dimensions; it has {', '.join(stacked) or 'none of three dimensions'}"
         )
-    if not (hasattr(module, "_apply_gate") and hasattr(module, "is_transposed") and hasattr(module, "has_bias")):
+    if not common:
         raise UnsupportedModuleError(
-            f"{name} is outside transformers' experts interface, so what its forward does besides the usual "
-            "arithmetic is not known: leave it to transformers"
+            f"{name} is outside transformers' experts interface, and its forward computes something else than the "
+            "usual arithmetic: leave it to transformers"
         )
+    norm = bool(getattr(module, "has_post_expert_norm", False))  # a later flag: older releases have no such modules
+    if norm and not isinstance(getattr(module, "post_expert_norm", None), nn.Module):
+        raise UnsupportedModuleError(
+            f"{name} normalises each expert's output, and no module `post_expert_norm` says how"
+        )
+    flags = {flag: bool(getattr(module, flag)) for flag in _FLAGS}
+    return {**flags, "has_post_expert_norm": norm, "is_presorted": False}
 
 
 def _forward_arguments(module: nn.Module) -> list[str]:

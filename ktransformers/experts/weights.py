@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -61,8 +61,12 @@ def expert_weights(module: nn.Module, spec: ExpertsSpec, expert: int) -> ExpertW
     if not 0 <= expert < spec.num_experts:
         raise IndexError(f"expert {expert} of {spec.num_experts}")
     layer = layer_weights(module, spec)
-    views = (getattr(layer, field.name) for field in fields(layer))
-    return ExpertWeights(*(None if view is None else view[expert] for view in views))
+
+    def one(view: torch.Tensor | None) -> torch.Tensor | None:
+        return None if view is None else view[expert]
+
+    biases = one(layer.gate_bias), one(layer.up_bias), one(layer.down_bias)
+    return ExpertWeights(one(layer.gate), layer.up[expert], layer.down[expert], *biases)
 
 
 def _halves(both: torch.Tensor, spec: ExpertsSpec) -> tuple[torch.Tensor | None, torch.Tensor]:

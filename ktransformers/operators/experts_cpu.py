@@ -31,7 +31,8 @@ class KExpertsCPU:
     ) -> None:
         assert spec.gate is not None, "the caller checks spec.unsupported first"
         # A norm stands between an expert's output and the sum: each slot then goes through as a token of its own.
-        top_k = 1 if spec.has_post_expert_norm else min(spec.top_k or _USUAL_TOP_K, spec.num_experts)
+        one_by_one = spec.has_post_expert_norm or spec.is_presorted
+        top_k = 1 if one_by_one else min(spec.top_k or _USUAL_TOP_K, spec.num_experts)
         config = {
             "expert_num": spec.num_experts,
             "hidden_size": spec.hidden_dim,

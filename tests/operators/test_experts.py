@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import DeepseekV4Config, NemotronHConfig
+from transformers import DeepseekV4Config, Llama4TextConfig, NemotronHConfig
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Experts
+from transformers.models.llama4.modeling_llama4 import Llama4TextExperts
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
 import kt_kernel
@@ -174,6 +175,29 @@ def test_a_norm_that_is_nan_at_zero_does_not_touch_experts_that_are_not_there() 
     assert got.isfinite().all()
     assert not got[2].any()
     assert got[1].any()
+
+
+@pytest.mark.parametrize("kwargs", [{"backend": "BF16"}, {"backend": "INT8"}, {"generate_op": "KExpertsTorch"}])
+def test_rows_that_come_sorted_by_expert(kwargs: dict[str, Any]) -> None:
+    config = Llama4TextConfig(num_local_experts=3, hidden_size=64, intermediate_size=40, num_experts_per_tok=1)
+    module: Any = Llama4TextExperts(config).requires_grad_(False)
+    module.config = config
+    for parameter in module.parameters():
+        parameter.normal_(generator=torch.Generator().manual_seed(1)).mul_(0.15)
+    rows = torch.randn(3, 7, 64)
+    rows[0, :4], rows[1, 2:] = 0.0, 0.0  # tokens that went elsewhere
+    rows = rows.view(21, 64)
+    operator, wanted = make_operator(module, **kwargs), module(rows)
+    got = operator(rows)
+    assert relative_error(got, wanted) < TOLERANCE.get(kwargs.get("backend", ""), 1e-6)
+    assert not got[:4].any()
+    assert operator(rows[:0]).shape == (0, 64)
+
+
+def test_experts_that_need_ids_say_so() -> None:
+    operator = make_operator()
+    with pytest.raises(kt_kernel.InputError, match="takes hidden states, expert ids and routing weights"):
+        operator(torch.zeros(2, 64))
 
 
 def test_strict_refuses_what_the_kernel_does_not_compute_exactly() -> None:

@@ -41,6 +41,7 @@ def judge(experts: ExpertsClass) -> Verdict:
         "transposed": spec.is_transposed,
         "interleaved": not spec.is_concatenated,
         "each output normalised": spec.has_post_expert_norm,
+        "rows come sorted by expert": spec.is_presorted,
     }
     layout = ", ".join(name for name, is_so in traits.items() if is_so)
     formula = f"{formula}; {layout}" if formula and layout else formula or layout
