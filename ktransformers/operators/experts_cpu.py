@@ -96,7 +96,13 @@ class KExpertsCPU:
         out_device: torch.device,
         transport: Transport,
     ) -> torch.Tensor:
-        """The kernel's weighted sum over the slots."""
+        """The kernel's weighted sum over the slots, in parts where a router fills more than the kernel was built for."""
+        slots = self.wrapper.config.num_experts_per_tok
+        if ids.shape[1] > slots:
+            wide = hidden.float()
+            pairs = zip(ids.split(slots, dim=1), weights.split(slots, dim=1), strict=True)
+            parts = [self._summed(wide, part, share, out_device, transport) for part, share in pairs]
+            return torch.stack(parts).sum(dim=0).to(hidden.dtype)
         ids, weights = self._padded(ids, weights)
         batch = transport.fetch(hidden, ids, weights)
         if not transport.defers:

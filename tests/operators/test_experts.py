@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import DeepseekV4Config, Llama4TextConfig, NemotronHConfig
+from transformers import DeepseekV4Config, Llama4TextConfig, NemotronHConfig, Step3p7TextConfig
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Experts
 from transformers.models.llama4.modeling_llama4 import Llama4TextExperts
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
+from transformers.models.step3p7.modeling_step3p7 import Step3p7Experts
 
 import kt_kernel
 from ktransformers.errors import UnsupportedModuleError
@@ -98,6 +99,17 @@ def test_a_router_that_fills_fewer_slots_than_the_configuration_says() -> None:
     hidden, ids, weights = make_batch(module, 6)
     narrow = operator(hidden, ids[:, :1], weights[:, :1])
     assert torch.equal(narrow, operator(hidden, ids, torch.cat([weights[:, :1], torch.zeros(6, 1)], dim=1)))
+
+
+@pytest.mark.parametrize("slots", [3, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_router_that_fills_more_slots_than_the_configuration_says(slots: int, dtype: torch.dtype) -> None:
+    module = make_experts()
+    operator = make_operator(module, backend="BF16")
+    hidden, ids, weights = make_batch(module, 6, k=slots, dtype=dtype)
+    got = operator(hidden, ids, weights)
+    assert got.dtype == dtype
+    assert relative_error(got, module(hidden.float(), ids, weights.float())) < TOLERANCE["BF16"]
 
 
 @pytest.mark.parametrize("op", ["KExpertsCPU", "KExpertsTorch"])
@@ -192,6 +204,20 @@ def test_rows_that_come_sorted_by_expert(kwargs: dict[str, Any]) -> None:
     assert relative_error(got, wanted) < TOLERANCE.get(kwargs.get("backend", ""), 1e-6)
     assert not got[:4].any()
     assert operator(rows[:0]).shape == (0, 64)
+
+
+@pytest.mark.parametrize("kwargs", [{"backend": "BF16"}, {"backend": "INT8"}, {"generate_op": "KExpertsTorch"}])
+def test_experts_outside_the_interface_with_their_clamp_behind_the_activation(kwargs: dict[str, Any]) -> None:
+    config = Step3p7TextConfig(num_local_experts=4, hidden_size=64, moe_intermediate_size=40)
+    module: Any = Step3p7Experts(config, swiglu_limit=0.7).requires_grad_(False)
+    module.config = config
+    for parameter in module.parameters():
+        parameter.normal_(generator=torch.Generator().manual_seed(1)).mul_(0.2)
+    operator, batch = make_operator(module, **kwargs), make_batch(module, 16)
+    clamped = module(*batch)
+    assert relative_error(operator(*batch), clamped) < TOLERANCE.get(kwargs.get("backend", ""), 1e-6)
+    module.limit = float("inf")
+    assert relative_error(module(*batch), clamped) > 0.3  # the case would show a forgotten clamp
 
 
 def test_experts_that_need_ids_say_so() -> None:

@@ -99,7 +99,7 @@ _BY_FAMILY: dict[str, dict[str, Any]] = {
     "glm5_next": {"num_key_value_heads": 4, "qk_rope_head_dim": 0, "mlp_layer_types": ["dense", "sparse"]},
     "hy_v4_vl": {"qk_rope_head_dim": 64},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
-    "step3p7": {"mlp_layer_types": ["dense", "sparse"], "sliding_window": 16, "swiglu_limits": [None, 0.7]},
+    "step3p7": {"mlp_layer_types": ["dense", "sparse"], "sliding_window": 16},
     "muse_spark": {"audio_config": {"num_hidden_layers": 4, "hidden_sizes": [64, 64, 64, 64]}},
     "zaya": {"num_experts_per_tok": 1},
 }
