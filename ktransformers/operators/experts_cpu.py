@@ -96,11 +96,11 @@ class KExpertsCPU:
         out_device: torch.device,
         transport: Transport,
     ) -> torch.Tensor:
-        """The kernel's weighted sum over the slots, in parts where a router fills more than the kernel was built for."""
+        """The kernel's weighted sum over the slots, in parts where a router fills more than it was built for."""
         slots = self.wrapper.config.num_experts_per_tok
         if ids.shape[1] > slots:
             wide = hidden.float()
-            pairs = zip(ids.split(slots, dim=1), weights.split(slots, dim=1), strict=True)
+            pairs = zip(torch.split(ids, slots, dim=1), torch.split(weights, slots, dim=1), strict=True)
             parts = [self._summed(wide, part, share, out_device, transport) for part, share in pairs]
             return torch.stack(parts).sum(dim=0).to(hidden.dtype)
         ids, weights = self._padded(ids, weights)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
+from typing import Any
 
 import pytest
 import torch
@@ -115,7 +116,7 @@ def test_activations_of_the_kernel_are_known_by_what_they_compute(
     name: str, dtype: torch.dtype, has_gate: bool
 ) -> None:
     activation = ACT2FN[name]
-    module = _make_module(lambda g, u: activation(g.to(dtype)) * u.to(dtype))
+    module: Any = _make_module(lambda g, u: activation(g.to(dtype)) * u.to(dtype))
     module.act_fn = lambda x: activation(x.to(dtype))
     expected = GateFormula(_KERNEL_NAMES[name], gated=has_gate)
     assert recognise_gate(module, has_gate=has_gate) == expected
