@@ -80,7 +80,8 @@ TEST_EACH_TIER("hashes: INT8 outputs over the sweep are the stored bits") {
   if (tier.table->int8.gate_up == nullptr) return;
   const std::vector<std::string> lines = stored_lines();
   kt::check::for_each_case([&](std::size_t i, const SweepCase& c, const Packed& packed) {
-    const Run run{kThreads[i % 5], kMaxTokens[i % 4]};
+    kt::check::Random random{i};
+    const Run run{kThreads[random.below(5)], kMaxTokens[random.below(4)]};
     const std::vector<std::uint8_t> y = kt::check::run_case(c, packed, *tier.table, run);
     if (i < lines.size() && line_of(c, y) == lines[i]) return;
     kt::check::fail(__FILE__, __LINE__, c.name() + ": " + difference(c, packed, y));

@@ -7,7 +7,6 @@
 
 using kt::Format;
 using kt::Gate;
-using kt::GateKind;
 using kt::check::Batch;
 using kt::check::FormatCase;
 using kt::check::Kernel;
@@ -18,12 +17,12 @@ using kt::check::Shape;
 
 namespace {
 
-constexpr Gate kGates[] = {
-    {GateKind::kSilu, 1.0f, 0.0f}, {GateKind::kClampedSilu, 1.0f, 0.75f}, {GateKind::kSwigluOai, 1.702f, 0.75f}};
+constexpr Gate kGates[] = {{}, {.limit = 0.75f}, {.alpha = 1.702f, .limit = 0.75f, .up_offset = 1.0f}};
 
-// On Gaussian data rotated INT8 errs by about 1 %, plain by a little more, bf16 by a third of a percent.
+// On Gaussian data INT8 errs by about 2 % (three roundings to 1/127 of a row's largest number, and the gate multiplies
+// two of them), bf16 by a third of a percent.
 double bound(Format format) {
-  return format == Format::kInt8 ? 0.02 : 0.006;
+  return format == Format::kInt8 ? 0.03 : 0.006;
 }
 
 void check_error(const std::vector<float>& got, const std::vector<double>& expected, double most,
@@ -85,16 +84,14 @@ TEST_EACH_TIER("layer: INT8 is the contract's scalar arithmetic, bit for bit") {
   }
 }
 
-// An output of few numbers may be what cancellation left of large ones, so its error is measured against their size.
+// One to three numbers a sum: what cancels in it leaves its error behind.
 TEST_EACH_FORMAT("layer: the smallest sizes") {
   for (const std::size_t h : {1, 2, 3}) {
     for (const std::size_t i : {1, 2, 3}) {
       const Layer layer = make_layer({2, h, i}, 4);
-      const Batch batch = make_batch(layer.shape, 9, 2);
+      const Batch batch = make_batch(layer.shape, 33, 2);
       Kernel kernel(layer, c.format, *c.table);
-      const std::vector<float> got = kernel(batch);
-      const std::vector<double> expected = kt::check::float64_moe(layer, batch);
-      for (std::size_t n = 0; n < got.size(); ++n) CHECK(std::fabs(static_cast<double>(got[n]) - expected[n]) < 0.15);
+      check_error(kernel(batch), kt::check::float64_moe(layer, batch), 3 * bound(c.format), text(layer.shape, 33));
     }
   }
 }

@@ -1,6 +1,7 @@
 // What must not change a token's result: threads, batch, chunks, scratch, order, the caller's floating-point modes.
 #include <cfenv>
-#include <cstring>
+#include <cmath>
+#include <utility>
 
 #include "each_tier.hpp"
 #include "layers.hpp"
@@ -54,6 +55,27 @@ TEST_EACH_FORMAT("bits: a token alone and in a batch of any size gives the same"
     const std::vector<float> some = kernel(batch.slice(batch.tokens - n, batch.tokens));
     const std::vector<float> expected(all.end() - static_cast<std::ptrdiff_t>(n * 130), all.end());
     CHECK_SAME_BITS(some, expected, 130);
+  }
+}
+
+// The vector and the tile path of a tier must round alike, also where sums cancel, are subnormal or overflow.
+TEST_EACH_FORMAT("bits: a token alone and in a batch gives the same for numbers of all sizes") {
+  Layer layer = make_layer({1, 130, 65}, 6);
+  kt::check::Random random{6};
+  const auto spread = [&](std::vector<float>& values, int lowest, int highest) {
+    for (float& value : values) value *= std::ldexp(1.0f, random.between(lowest, highest));
+  };
+  spread(layer.gate, -6, 6), spread(layer.up, -30, 6), spread(layer.down, -60, 60);
+  Kernel kernel(layer, c.format, *c.table, {1, 1000});
+  for (const auto& [lowest, highest] :
+       {std::pair{-8, 8}, std::pair{-126, -90}, std::pair{-140, 30}, std::pair{20, 60}}) {
+    Batch batch = make_batch(layer.shape, 37, 1);
+    spread(batch.x, lowest, highest);
+    const std::vector<float> all = kernel(batch);
+    for (std::size_t t = 0; t < batch.tokens; ++t) {
+      CHECK_SAME_BITS(kernel(batch.slice(t, t + 1)), token(all, t, 130), 130);
+      if (t > 2) CHECK_SAME_BITS(token(kernel(batch.slice(t - 2, t + 1)), 2, 130), token(all, t, 130), 130);
+    }
   }
 }
 

@@ -1,7 +1,5 @@
 #include "cpu/context.hpp"
 
-#include <unistd.h>
-
 #include <cfenv>
 #include <deque>
 #include <thread>
@@ -15,9 +13,12 @@ struct ContextState {
   explicit ContextState(std::size_t threads) : pool(threads) {}
   ~ContextState();
 
+  std::unique_lock<std::mutex> enter();
+  void leave() { owner.store({}, std::memory_order_relaxed); }
   void serve();
 
   std::mutex session;
+  std::atomic<std::thread::id> owner{};  // of the session
   ThreadPool pool;
   AlignedBuffer scratch;
 
@@ -42,6 +43,16 @@ ContextState::~ContextState() {
   submitter.join();
 }
 
+// Waiting for oneself would never end.
+std::unique_lock<std::mutex> ContextState::enter() {
+  const std::thread::id self = std::this_thread::get_id();
+  if (owner.load(std::memory_order_relaxed) == self || pool.works_on(self))
+    throw Error("a job asked for its own context while it runs; give nested work another context");
+  std::unique_lock lock(session);
+  owner.store(self, std::memory_order_relaxed);
+  return lock;
+}
+
 void ContextState::serve() {
   for (;;) {
     Job job;
@@ -63,45 +74,48 @@ void ContextState::serve() {
 }
 
 void Pending::wait() {
-  std::unique_lock lock(mutex_);
-  condition_.wait(lock, [this] { return done_; });
+  if (!done()) {
+    if (process_ != getpid())
+      throw ForkError("this work was submitted before the process forked: only the parent gets its result");
+    std::unique_lock lock(mutex_);
+    condition_.wait(lock, [this] { return done(); });
+  }
   if (error_) std::rethrow_exception(error_);
-}
-
-bool Pending::done() const {
-  const std::lock_guard lock(mutex_);
-  return done_;
 }
 
 void Pending::finish(std::exception_ptr error) {
   {
     const std::lock_guard lock(mutex_);
-    done_ = true;
     error_ = std::move(error);
+    done_.store(true, std::memory_order_release);
   }
   condition_.notify_all();
 }
 
-Context::Context(std::size_t threads) : threads_(threads), process_(getpid()) {
+struct Context::Generation {
+  pid_t process;
+  std::shared_ptr<ContextState> state;
+};
+
+Context::Context(std::size_t threads) : threads_(threads), current_(nullptr) {
   if (threads == 0 || threads > 4096)
     throw Error("a context needs between 1 and 4096 threads, not " + std::to_string(threads));
-  state_ = std::make_shared<ContextState>(threads);
+  current_ = new Generation{getpid(), std::make_shared<ContextState>(threads)};
 }
 
 Context::~Context() {
+  const Generation* current = current_.load(std::memory_order_acquire);
   // In a forked child the threads do not exist and joining them would hang: leave the parent's state alone.
-  if (process_ != getpid()) new std::shared_ptr<ContextState>(std::move(state_));
+  if (current->process == getpid()) delete current;
 }
 
 std::shared_ptr<ContextState> Context::state() {
-  const std::lock_guard lock(guard_);
-  if (process_ != getpid()) {
-    new std::shared_ptr<ContextState>(
-        std::move(state_));  // never destroyed: its locks may be held by threads that are gone
-    state_ = std::make_shared<ContextState>(threads_);
-    process_ = getpid();
-  }
-  return state_;
+  Generation* current = current_.load(std::memory_order_acquire);
+  if (current->process == getpid()) return current->state;
+  auto fresh = std::make_unique<Generation>(getpid(), std::make_shared<ContextState>(threads_));
+  // The parent's state is never destroyed: its locks may be held by threads that are gone.
+  if (current_.compare_exchange_strong(current, fresh.get(), std::memory_order_acq_rel)) return fresh.release()->state;
+  return current->state;  // another thread of the child was first
 }
 
 std::shared_ptr<Pending> Context::submit(std::function<void()> work) {
@@ -127,9 +141,11 @@ struct Context::Session::FloatingPointModes {
 };
 
 Context::Session::Session(Context& context)
-    : state_(context.state()), lock_(state_->session), modes_(std::make_unique<FloatingPointModes>()) {}
+    : state_(context.state()), lock_(state_->enter()), modes_(std::make_unique<FloatingPointModes>()) {}
 
-Context::Session::~Session() = default;
+Context::Session::~Session() {
+  state_->leave();
+}
 
 void Context::Session::run(std::span<const Phase> phases) {
   state_->pool.run(phases);

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <sys/types.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <exception>
@@ -19,17 +21,19 @@ namespace kt {
 // The outcome of submitted work.
 class Pending {
  public:
-  void wait();  // blocks until done; rethrows the work's exception
-  bool done() const;
+  // Blocks until done; rethrows the work's exception. ForkError in a forked child, where nobody is left to finish it.
+  void wait();
+  bool done() const { return done_.load(std::memory_order_acquire); }
 
  private:
   friend class Context;
   void finish(std::exception_ptr error);
 
-  mutable std::mutex mutex_;
+  const pid_t process_ = getpid();
+  std::mutex mutex_;
   std::condition_variable condition_;
-  bool done_ = false;
-  std::exception_ptr error_;
+  std::atomic<bool> done_{false};
+  std::exception_ptr error_;  // written before done_
 };
 
 // Survives fork: a child finds its parent's threads gone and makes its own.
@@ -43,7 +47,7 @@ class Context {
   std::size_t threads() const { return threads_; }
 
   // The right to use threads and scratch, held for a whole forward. Results do not depend on the caller's rounding or
-  // flush-to-zero modes: they are put to the default and restored.
+  // flush-to-zero modes: they are put to the default and restored. Error when a job asks for its own context.
   class Session {
    public:
     explicit Session(Context& context);
@@ -65,12 +69,12 @@ class Context {
   std::shared_ptr<Pending> submit(std::function<void()> work);
 
  private:
+  struct Generation;
+
   std::shared_ptr<struct ContextState> state();
 
   const std::size_t threads_;
-  pid_t process_;
-  std::mutex guard_;
-  std::shared_ptr<struct ContextState> state_;
+  std::atomic<Generation*> current_;  // no lock: a fork may happen while another thread would hold it
 };
 
 }  // namespace kt

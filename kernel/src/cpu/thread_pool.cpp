@@ -55,6 +55,10 @@ void ThreadPool::stop() {
   for (std::thread& thread : workers_) thread.join();
 }
 
+bool ThreadPool::works_on(std::thread::id id) const {
+  return std::any_of(workers_.begin(), workers_.end(), [id](const std::thread& t) { return t.get_id() == id; });
+}
+
 void ThreadPool::run(std::span<const Phase> phases) {
   if (phases.empty()) return;
   phases_ = phases;

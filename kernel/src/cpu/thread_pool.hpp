@@ -28,6 +28,7 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   std::size_t threads() const { return workers_.size() + 1; }
+  bool works_on(std::thread::id thread) const;
 
   // Runs the phases in order. The first exception thrown by any thread ends the run and is rethrown here.
   void run(std::span<const Phase> phases);

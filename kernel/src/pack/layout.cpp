@@ -34,7 +34,9 @@ void check_sizes(Format format, std::size_t experts, std::size_t hidden, std::si
   // 2^20 inputs keep every product below 2^64; no model comes near.
   constexpr std::size_t kMost = std::size_t{1} << 20;
   const std::size_t most = format == Format::kInt8 ? kMaxInt8Inputs : kMost;
-  if (hidden > most || intermediate > most || experts > kMost) {
+  if (experts > kMost)
+    throw Error(std::to_string(experts) + " experts are more than the " + std::to_string(kMost) + " a layer holds");
+  if (hidden > most || intermediate > most) {
     throw Error(std::string(format_name(format)) + " takes at most " + std::to_string(most) +
                 " inputs per channel, got hidden " + std::to_string(hidden) + " and intermediate " +
                 std::to_string(intermediate));

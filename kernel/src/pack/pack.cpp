@@ -93,19 +93,20 @@ void PanelPacker::place(std::byte* block, std::size_t panel, std::size_t lane, s
   for (std::size_t w = 0; w < words; ++w) std::memcpy(block + word_offset(w, panel, lane), source + 4 * w, 4);
 }
 
-void PanelPacker::pack_int8(const MatrixLayout& matrix, std::byte* block, std::size_t panel, std::size_t lane) const {
+bool PanelPacker::pack_int8(const MatrixLayout& matrix, std::byte* block, std::size_t panel, std::size_t lane) const {
   const std::size_t rotation = layout_.rotation(matrix);
   if (rotation != 0) table_.rotate(row_, matrix.k_padded, rotation);
   auto* q = static_cast<std::int8_t*>(packed_row_);
   // Weights and activations are both multiplied by the unnormalised H, and H·H = rotation·1: the scale takes it back (a
   // power of two).
   const float scale = table_.quantize(row_, matrix.k_padded, q) / static_cast<float>(rotation == 0 ? 1 : rotation);
-  if (std::isnan(scale)) throw WeightsValueError("weights above 1e35 overflow fp32 when they are rotated");
+  if (std::isnan(scale)) return false;
   std::int32_t sum = 0;
   for (std::size_t i = 0; i < matrix.k_padded; ++i) sum += q[i];
   place(block, panel, lane, matrix.k_padded / 4);
   scales_of(matrix, block)[panel * kPanelChannels + lane] = scale;
   sums_of(matrix, block)[panel * kPanelChannels + lane] = sum;
+  return true;
 }
 
 void PanelPacker::pack_bf16(const MatrixLayout& matrix, std::byte* block, std::size_t panel, std::size_t lane) const {
@@ -122,10 +123,11 @@ void PanelPacker::pack(const MatrixLayout& matrix, std::byte* block, std::size_t
     } else {
       std::fill(row_, row_ + matrix.k_padded, 0.0f);
     }
-    if (layout_.format == Format::kInt8) {
-      pack_int8(matrix, block, panel, lane);
-    } else {
+    if (layout_.format == Format::kBf16) {
       pack_bf16(matrix, block, panel, lane);
+    } else if (!pack_int8(matrix, block, panel, lane)) {
+      throw WeightsValueError(std::string(name) + " weights of channel " + std::to_string(first + lane) +
+                              " are too large to rotate: sums of them overflow fp32");
     }
     if (layout_.traits.biased) {
       const float bias = first + lane < channels ? source.bias[first + lane] : 0.0f;

@@ -22,7 +22,8 @@ class PanelPacker {
  private:
   void load(const WeightView& source, const char* name, std::size_t channel, const MatrixLayout& matrix) const;
   void place(std::byte* block, std::size_t panel, std::size_t lane, std::size_t words) const;
-  void pack_int8(const MatrixLayout& matrix, std::byte* block, std::size_t panel, std::size_t lane) const;
+  // False when the rotated weights overflow fp32.
+  bool pack_int8(const MatrixLayout& matrix, std::byte* block, std::size_t panel, std::size_t lane) const;
   void pack_bf16(const MatrixLayout& matrix, std::byte* block, std::size_t panel, std::size_t lane) const;
 
   const LayerLayout& layout_;

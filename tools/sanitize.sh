@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Builds kt_tests under sanitizers and runs it. `tools/sanitize.sh --help` explains.
+set -euo pipefail
+
+KT_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+readonly KT_ROOT
+
+usage() {
+  cat <<'TEXT'
+Usage: tools/sanitize.sh [address,undefined|thread] [arguments of kt_tests…]
+
+  address,undefined  every C++ test (this is what no word does)
+  thread             the tests of threads, and of layers on several of them
+
+Needs a compiler with the sanitizers' libraries, cmake and ninja (those of an active virtual environment serve).
+Builds in build/sanitize-…; runs every tier that this machine can run. The exit status is that of the tests.
+
+  tools/sanitize.sh address,undefined test_gemm "[amx"     only these
+TEXT
+}
+
+die() {
+  printf '%s\n' "$1" >&2
+  exit 2
+}
+
+# Without -g ASan would name no lines; KT_SANITIZE adds it.
+build() {
+  command -v cmake >/dev/null && command -v ninja >/dev/null ||
+    die "cmake and ninja are not on PATH: activate the environment that ./install.sh test made, or install them"
+  cmake -S "$KT_ROOT/kernel" -B "$1" -G Ninja -DCMAKE_BUILD_TYPE=Release -DKT_BUILD_PYTHON=OFF -DKT_BUILD_TESTS=ON \
+    -DKT_SANITIZE="$2" >/dev/null
+  cmake --build "$1"
+}
+
+kind="${1:-address,undefined}"
+(($# == 0)) || shift
+case "$kind" in
+  --help | -h) usage && exit 0 ;;
+  address,undefined)
+    # A request for more memory than there is must come back as null: a test makes one.
+    export ASAN_OPTIONS="allocator_may_return_null=1:detect_stack_use_after_return=1:${ASAN_OPTIONS:-}"
+    export UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1:${UBSAN_OPTIONS:-}"
+    tests=()
+    ;;
+  thread)
+    export TSAN_OPTIONS="halt_on_error=1:allocator_may_return_null=1:${TSAN_OPTIONS:-}"
+    # The sanitizer does not support threads in the child of a process that had some.
+    tests=(test_thread_pool test_context test_moe_bits test_moe_routing "same bytes whatever tier" --without "fork:")
+    ;;
+  *) die "no sanitizers named \"$kind\": address,undefined or thread" ;;
+esac
+(($# == 0)) || tests=("$@")
+
+folder="$KT_ROOT/build/sanitize-${kind//,/-}"
+build "$folder" "$kind"
+exec "$folder/tests/kt_tests" "${tests[@]}"
