@@ -143,6 +143,12 @@ def _byte_symbols() -> list[str]:
 def _build(model_class: type[PreTrainedModel], config: Any, seed: int) -> PreTrainedModel:
     config.dtype = torch.float32
     model: PreTrainedModel = model_class(config).eval()
+    fill(model, seed)
+    return model
+
+
+def fill(model: nn.Module, seed: int = 0) -> None:
+    """Seeded weights of realistic spread in every parameter."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in model.modules():
@@ -152,7 +158,6 @@ def _build(model_class: type[PreTrainedModel], config: Any, seed: int) -> PreTra
             for name, buffer in module.named_buffers(recurse=False):
                 if name == "e_score_correction_bias":
                     buffer.copy_(torch.rand(buffer.shape, generator=generator) * 0.8 - 0.6)
-    return model
 
 
 def _spread(name: str, tensor: torch.Tensor, transposed: bool, generator: torch.Generator) -> torch.Tensor:

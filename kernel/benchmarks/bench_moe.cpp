@@ -86,7 +86,7 @@ double rate(ArithmeticProbe probe, Context& context) {
 using Layer = std::shared_ptr<PackedExperts>;
 
 Layer make_layer(const Options& o, Format format, Context& context) {
-  auto packed = std::make_shared<PackedExperts>(LayerLayout(format, true, o.experts, o.hidden, o.intermediate));
+  auto packed = std::make_shared<PackedExperts>(LayerLayout(format, {}, o.experts, o.hidden, o.intermediate));
   std::mt19937 random(0);
   std::normal_distribution<float> normal(0.0f, 0.03f);
   std::vector<float> weights(o.hidden * o.intermediate);

@@ -31,6 +31,7 @@ from kt_kernel.errors import (
     UnsupportedCpuError,
     WeightsError,
 )
+from kt_kernel.gate import GateFormula
 from kt_kernel.wrappers import AMXMoEWrapper, AVX2MoEWrapper, MoEWrapper
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "ConfigError",
     "CpuInfo",
     "ForkError",
+    "GateFormula",
     "InputError",
     "KernelError",
     "MoEConfig",

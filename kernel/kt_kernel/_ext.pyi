@@ -51,19 +51,40 @@ class Context:
     def run_failing_job(self, message: str) -> None:
         """Throws `message` inside a worker thread; it must reach the caller as KernelError (for tests)."""
 
-class Activation:
-    """Gate formula. kind: "silu" = silu(g)·u; "clamped_silu" = silu(min(g,L))·clamp(u,±L);
-    "swiglu_oai" = g·sigmoid(alpha·g)·(u+1) with the same clamps (gpt-oss), L = 0: no clamp."""
-    def __init__(self, kind: str, alpha: float = 0.0, limit: float = 0.0) -> None: ...
+class Gate:
+    """What becomes of the first products: activation(g)·(u + up_offset), or activation(x) where `gated` is False.
+    Activations: "silu" (x·sigmoid(alpha·x)), "gelu", "gelu_tanh", "relu", "relu2". limit above 0: g at most the limit
+    (with `limit_after` activation(g) instead), u within ±limit."""
+
+    def __init__(
+        self,
+        activation: str = "silu",
+        gated: bool = True,
+        alpha: float = 1.0,
+        limit: float = 0.0,
+        limit_after: bool = False,
+        up_offset: float = 0.0,
+    ) -> None: ...
 
 class PackedExperts:
     """Packed weights of one layer, 64-byte aligned, independent of tier, threads and NUMA."""
-    def __init__(self, experts: int, hidden: int, intermediate: int, format: str, rotate: bool) -> None: ...
+    def __init__(
+        self,
+        experts: int,
+        hidden: int,
+        intermediate: int,
+        format: str,
+        rotate: bool,
+        gated: bool = True,
+        biased: bool = False,
+    ) -> None: ...
     experts: int
     hidden: int
     intermediate: int
     format: str
     rotated: bool
+    gated: bool
+    biased: bool
     nbytes: int
     bytes_per_expert: int
     def pack_expert(
@@ -78,11 +99,16 @@ class PackedExperts:
         down: int,
         down_strides: tuple[int, int],
         dtype: str,
+        gate_bias: int = 0,
+        up_bias: int = 0,
+        down_bias: int = 0,
     ) -> None:
         """Quantises one expert. Addresses of gate, up (I, H) and down (H, I); strides in elements as (channel, input),
-        so transposed and interleaved sources need no copy; dtype "float32", "bfloat16", "float16". Releases the GIL."""
+        so transposed and interleaved sources need no copy; dtype "float32", "bfloat16", "float16". Biases: addresses of
+        contiguous fp32 vectors (I), (I), (H), all of them in a biased layer. Without a gate, `gate` and `gate_bias` are
+        0 and not read. Releases the GIL."""
     def unpack_expert(self, expert: int, gate: int, up: int, down: int) -> None:
-        """Writes dequantised, un-rotated fp32 (I, H), (I, H), (H, I), contiguous."""
+        """Writes dequantised, un-rotated fp32 (I, H), (I, H), (H, I), contiguous; no gate where there is none."""
     def bytes(self) -> memoryview:
         """The packed bytes, read-only."""
 
@@ -93,8 +119,9 @@ class Pending:
 
 class MoE:
     def __init__(
-        self, context: Context, packed: PackedExperts, tier: str, activation: Activation, top_k: int, max_tokens: int
-    ) -> None: ...
+        self, context: Context, packed: PackedExperts, tier: str, gate: Gate, top_k: int, max_tokens: int
+    ) -> None:
+        """`gate.gated` has to be what `packed.gated` is."""
     def forward(
         self,
         tokens: int,

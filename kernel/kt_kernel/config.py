@@ -7,8 +7,8 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kt_kernel import _ext
 from kt_kernel.errors import ConfigError, did_you_mean
+from kt_kernel.gate import GateFormula
 
 __all__ = ["MoEConfig"]
 
@@ -72,14 +72,24 @@ class MoEConfig:
         )
 
     @property
-    def gate(self) -> tuple[str, float, float]:
-        """(kind, alpha, limit) as the kernel names them."""
+    def gate(self) -> GateFormula:
+        """The formula that `swiglu_alpha` and `swiglu_limit` stand for."""
         if self.swiglu_alpha > 0:
-            return "swiglu_oai", self.swiglu_alpha, self.swiglu_limit
-        return ("clamped_silu" if self.swiglu_limit > 0 else "silu"), 0.0, self.swiglu_limit
+            return GateFormula(alpha=self.swiglu_alpha, limit=self.swiglu_limit, up_offset=1.0)
+        return GateFormula(limit=self.swiglu_limit)
 
-    def activation(self) -> _ext.Activation:
-        return _ext.Activation(*self.gate)
+    def choose_gate(self, override: GateFormula | None) -> GateFormula:
+        """`override`, or the config's own. Raises `ConfigError` when both say something."""
+        if override is None:
+            return self.gate
+        if not isinstance(override, GateFormula):
+            raise ConfigError(f"gate is {override!r}, a {type(override).__name__}; pass a kt_kernel.GateFormula")
+        if self.swiglu_alpha or self.swiglu_limit:
+            raise ConfigError(
+                f"gate={override} and also swiglu_alpha={self.swiglu_alpha:g}, swiglu_limit={self.swiglu_limit:g} in "
+                "the config: say it in one of the two places"
+            )
+        return override
 
 
 def _size(value: object) -> int:

@@ -21,6 +21,8 @@ PROJECTIONS = {
     "input_linear": "gate_up",
     "output_linear": "down",
 }
+BIAS = "_bias"
+"""Ends the projection's name of a bias: `gate_bias`, `gate_up_bias`, …"""
 _LOOKED_FOR = (
     "gate_proj, up_proj, down_proj or gate_up_proj, down_proj (one tensor for all experts), "
     "or N.gate_proj.weight, N.up_proj.weight, N.down_proj.weight (one for each expert; also w1, w3, w2)"
@@ -29,7 +31,10 @@ _LOOKED_FOR = (
 
 @dataclass
 class Layer:
-    """The experts under one prefix. `stacked`: projection → (E, …) tensor; `single`: (projection, expert) → tensor."""
+    """The experts under one prefix. `stacked`: projection → (E, …) tensor; `single`: (projection, expert) → tensor.
+
+    A bias is a projection of its own, `down_bias` beside `down`.
+    """
 
     prefix: str
     stacked: dict[str, Entry] = field(default_factory=dict)
@@ -53,7 +58,7 @@ def find_layer(entries: Sequence[Entry], where: str, prefix: str | None = None) 
     """The one layer in `entries`, or the one under `prefix`.
 
     Raises `WeightsError` when there is none, more than one, or when tensors beside the experts would be dropped
-    (biases, quantisation scales).
+    (quantisation scales).
     """
     layers: dict[str, Layer] = {}
     for entry in entries:
@@ -68,15 +73,18 @@ def find_layer(entries: Sequence[Entry], where: str, prefix: str | None = None) 
 def _parse(entry: Entry) -> tuple[str, str, int | None] | None:
     """`model.layers.0.mlp.experts.3.w1.weight` → (`model.layers.0.mlp.experts`, `gate`, 3); None for other tensors."""
     parts = entry.name.split(".")
-    if parts[-1] == "weight":
-        parts.pop()
-    if not parts or parts[-1] not in PROJECTIONS:
+    last = parts.pop()
+    if last in ("weight", "bias") and parts:
+        last = parts.pop() + (BIAS if last == "bias" else "")
+    name = last.removesuffix(BIAS)
+    if name not in PROJECTIONS:
         return None
-    projection = PROJECTIONS[parts.pop()]
+    is_bias = name != last
+    projection = PROJECTIONS[name] + (BIAS if is_bias else "")
     if parts and parts[-1].isdecimal():
         return ".".join(parts[:-1]), projection, int(parts[-1])
-    # Two dimensions without an expert number: a dense or shared MLP. Bare names are meant for us, whatever their shape.
-    if parts and len(entry.shape) != 3:
+    # Fewer dimensions and no expert number: a dense or shared MLP. Bare names are meant for us, whatever their shape.
+    if parts and len(entry.shape) != (2 if is_bias else 3):
         return None
     return ".".join(parts), projection, None
 
@@ -109,7 +117,7 @@ def _refuse_leftovers(layer: Layer, entries: Iterable[Entry]) -> None:
     if leftovers := [entry.name for entry in entries if entry.name.startswith(start) and entry.name not in used]:
         raise WeightsError(
             f"{layer.label}: {len(leftovers)} tensor(s) beside the experts' projections that the kernel would drop: "
-            f"{_some(leftovers)}; it implements no expert biases and reads float weights only"
+            f"{_some(leftovers)}; it reads float weights and biases only"
         )
 
 

@@ -1,4 +1,4 @@
-"""Checks one layer's experts against the config and packs them, expert by expert."""
+"""Reads one layer's experts, checked against the config, and packs them, expert by expert."""
 
 from __future__ import annotations
 
@@ -9,16 +9,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kt_kernel import _ext
-from kt_kernel.arrays import FLOATS, Array
-from kt_kernel.checkpoint import Entry, open_dictionary, open_path
+from kt_kernel.arrays import Array
+from kt_kernel.checkpoint import open_dictionary, open_path
 from kt_kernel.config import MoEConfig
 from kt_kernel.errors import WeightsError, translated
-from kt_kernel.naming import Layer, find_layer
+from kt_kernel.layer_check import check_layer
+from kt_kernel.naming import BIAS, Layer, find_layer
 
 __all__ = ["ExpertWeights", "open_weights", "pack"]
 
-_NAMES = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj", "gate_up": "gate_up_proj"}
+Bias = np.ndarray[tuple[int], np.dtype[np.float32]]
+
+
+@dataclass(frozen=True)
+class Expert:
+    """gate (I, H) or None, up (I, H), down (H, I), and the biases (I), (I), (H) of a layer that has them."""
+
+    gate: Array | None
+    up: Array
+    down: Array
+    biases: tuple[Bias, Bias, Bias] | None
 
 
 @dataclass(frozen=True)
@@ -28,15 +41,37 @@ class ExpertWeights:
     layer: Layer
     config: MoEConfig
     dtype: str
+    gated: bool
 
-    def expert(self, index: int) -> tuple[Array, Array, Array]:
-        """gate (I, H), up (I, H), down (H, I) of one expert, read now."""
+    @property
+    def biased(self) -> bool:
+        """Whether any projection has biases."""
+        return any(self._has(name + BIAS) for name in ("gate", "up", "down", "gate_up"))
+
+    def expert(self, index: int) -> Expert:
+        """One expert, read now."""
         size = self.config.intermediate_size
-        down = self._read("down", index)
+        down, biases = self._read("down", index), self._biases(index) if self.biased else None
         if self._has("gate_up"):
             both = self._read("gate_up", index)
-            return both.rows(0, size), both.rows(size, 2 * size), down
-        return self._read("gate", index), self._read("up", index), down
+            return Expert(both.rows(0, size), both.rows(size, 2 * size), down, biases)
+        return Expert(self._read("gate", index) if self.gated else None, self._read("up", index), down, biases)
+
+    def _biases(self, index: int) -> tuple[Bias, Bias, Bias]:
+        """Of gate, up and down. A projection without one gets zeros, which change no sum."""
+        size = self.config.intermediate_size
+        down = self._bias("down", index, self.config.hidden_size)
+        if self._has("gate_up"):
+            both = self._bias("gate_up", index, 2 * size)
+            return both[:size], both[size:], down
+        return self._bias("gate", index, size), self._bias("up", index, size), down
+
+    def _bias(self, projection: str, index: int, size: int) -> Bias:
+        if not self._has(projection + BIAS):
+            return np.zeros(size, np.float32)
+        owner = self._read(projection + BIAS, index).owner
+        numbers = owner.float().numpy() if hasattr(owner, "float") else owner
+        return np.ascontiguousarray(numbers, dtype=np.float32)
 
     def _has(self, projection: str) -> bool:
         return projection in self.layer.stacked or (projection, 0) in self.layer.single
@@ -49,7 +84,7 @@ class ExpertWeights:
 
 @contextmanager
 def open_weights(
-    source: Mapping[str, Any] | str | os.PathLike[str], config: MoEConfig, prefix: str | None = None
+    source: Mapping[str, Any] | str | os.PathLike[str], config: MoEConfig, gated: bool, prefix: str | None = None
 ) -> Iterator[ExpertWeights]:
     """The experts of a dictionary, a safetensors file or a folder, closed at the end. Raises `WeightsError`."""
     with ExitStack() as stack:
@@ -60,73 +95,7 @@ def open_weights(
         else:
             raise WeightsError(f"weights are a dictionary of arrays or a path, not {type(source).__name__}")
         layer = find_layer(entries, where, prefix)
-        yield ExpertWeights(layer, config, _check(layer, config))
-
-
-def _check(layer: Layer, config: MoEConfig) -> str:
-    """The common dtype. Raises `WeightsError` for what is missing, too much, misshapen or of another type."""
-    _check_complete(layer, config)
-    for projection, entry in layer.stacked.items():
-        _check_shape(entry, (config.expert_num, *_shape(projection, config)))
-    for (projection, _), entry in layer.single.items():
-        _check_shape(entry, _shape(projection, config))
-    entries = [*layer.stacked.values(), *layer.single.values()]
-    for entry in entries:
-        if entry.dtype not in FLOATS:
-            raise WeightsError(f"{entry.name} in {entry.where} is {entry.dtype}; the kernel packs {', '.join(FLOATS)}")
-    dtypes = {entry.dtype: entry.name for entry in entries}
-    if len(dtypes) > 1:
-        found = ", ".join(f"{name} is {dtype}" for dtype, name in dtypes.items())
-        raise WeightsError(f"{layer.label}: the projections have to be of one dtype; {found}")
-    return next(iter(dtypes))
-
-
-def _shape(projection: str, config: MoEConfig) -> tuple[int, int]:
-    hidden, intermediate = config.hidden_size, config.intermediate_size
-    return {
-        "gate": (intermediate, hidden),
-        "up": (intermediate, hidden),
-        "down": (hidden, intermediate),
-        "gate_up": (2 * intermediate, hidden),
-    }[projection]
-
-
-def _check_shape(entry: Entry, expected: tuple[int, ...]) -> None:
-    if entry.shape == expected:
-        return
-    text = f"{entry.name} in {entry.where} has shape {entry.shape}; the config makes it {expected}"
-    if entry.shape == (*expected[:-2], expected[-1], expected[-2]):
-        text += "; the last two dimensions are swapped: pass the transposed view, it is not copied"
-    raise WeightsError(text)
-
-
-def _check_complete(layer: Layer, config: MoEConfig) -> None:
-    if layer.stacked and layer.single:
-        raise WeightsError(
-            f"{layer.label}: some projections are one tensor for all experts ({', '.join(layer.stacked)}), others one "
-            f"tensor for each ({next(iter(layer.single.values())).name}, …): pass one layout"
-        )
-    present = set(layer.stacked) or {projection for projection, _ in layer.single}
-    wanted = {"gate_up", "down"} if "gate_up" in present else {"gate", "up", "down"}
-    if extra := sorted(_NAMES[name] for name in present - wanted):
-        raise WeightsError(f"{layer.label}: gate_up_proj and also {', '.join(extra)}: pass one of the two forms")
-    if layer.stacked:
-        missing = [_NAMES[name] for name in sorted(wanted - present)]
-        total = len(wanted)
-    else:
-        beyond = sorted({expert for _, expert in layer.single if expert >= config.expert_num})
-        if beyond:
-            raise WeightsError(
-                f"{layer.label} has expert {beyond[-1]}; the config's expert_num is {config.expert_num}, "
-                f"so the last is {config.expert_num - 1}"
-            )
-        expected = [(name, expert) for expert in range(config.expert_num) for name in sorted(wanted)]
-        missing = [f"{expert}.{_NAMES[name]}" for name, expert in expected if (name, expert) not in layer.single]
-        total = len(expected)
-    if missing:
-        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        first = ", ".join(missing[:5])
-        raise WeightsError(f"{layer.label}: {len(missing)} of {total} tensors are missing: {first}{more}")
+        yield ExpertWeights(layer, config, check_layer(layer, config, gated), gated)
 
 
 def pack(weights: ExpertWeights, context: _ext.Context, tier: str, format: str, rotate: bool) -> _ext.PackedExperts:
@@ -135,20 +104,24 @@ def pack(weights: ExpertWeights, context: _ext.Context, tier: str, format: str, 
     Raises `WeightsError` that names the expert, the projection and the place of a weight that is NaN or infinite.
     """
     config = weights.config
-    packed = _ext.PackedExperts(config.expert_num, config.hidden_size, config.intermediate_size, format, rotate)
+    sizes = config.expert_num, config.hidden_size, config.intermediate_size
+    packed = _ext.PackedExperts(*sizes, format, rotate, weights.gated, weights.biased)
     for index in range(config.expert_num):
-        gate, up, down = weights.expert(index)
+        expert = weights.expert(index)
         with translated(f"{weights.layer.label}, expert {index}"):
             packed.pack_expert(
                 context,
                 tier,
                 index,
-                gate.address,
-                (gate.strides[0], gate.strides[1]),
-                up.address,
-                (up.strides[0], up.strides[1]),
-                down.address,
-                (down.strides[0], down.strides[1]),
+                *_place(expert.gate),
+                *_place(expert.up),
+                *_place(expert.down),
                 weights.dtype,
+                *(bias.ctypes.data for bias in expert.biases or ()),
             )
     return packed
+
+
+def _place(matrix: Array | None) -> tuple[int, tuple[int, int]]:
+    """Address and strides; nothing for the gate that is not there."""
+    return (0, (0, 0)) if matrix is None else (matrix.address, (matrix.strides[0], matrix.strides[1]))

@@ -13,6 +13,7 @@ from kt_kernel.calls import Pending, prepare
 from kt_kernel.config import MoEConfig
 from kt_kernel.contexts import resolve_threads, shared_context
 from kt_kernel.errors import NotLoadedError, translated
+from kt_kernel.gate import GateFormula
 from kt_kernel.tier import choose_tier
 from kt_kernel.weights import open_weights, pack
 
@@ -30,6 +31,7 @@ class MoEWrapper:
         threads: worker threads; None takes `KT_NUM_THREADS`, else the physical cores this process may use.
         strict: an ISA family that was asked for and cannot run is an `UnsupportedCpuError`, not the next tier down.
         strict_ids: expert ids outside 0…E-1 are an `InputError`; else they contribute nothing.
+        gate: the formula between the projections, in place of what `swiglu_alpha` and `swiglu_limit` say.
 
     Raises:
         ConfigError, BackendError, UnsupportedCpuError: before any weight is read.
@@ -46,8 +48,10 @@ class MoEWrapper:
         threads: int | None = None,
         strict: bool = False,
         strict_ids: bool = False,
+        gate: GateFormula | None = None,
     ) -> None:
         self.config = MoEConfig.from_dict(config)
+        self.gate = self.config.choose_gate(gate)
         self._backend = parse_backend(backend)
         self._threads = resolve_threads(threads)
         self._tier = choose_tier(self._backend, ceiling=self._ceiling, strict=strict).tier
@@ -103,20 +107,21 @@ class MoEWrapper:
 
         Args:
             weights: a dictionary of tensors or numpy arrays, `gate_proj` (E, I, H), `up_proj` (E, I, H) and `down_proj`
-                (E, H, I), or `gate_up_proj` (E, 2I, H), gate first, and `down_proj`; any strides, float32, bfloat16 or
-                float16. Or the path of a `.safetensors` file or folder with those names, or with one tensor for each
-                expert, under any one prefix.
+                (E, H, I), or `gate_up_proj` (E, 2I, H), gate first, and `down_proj`; without a gate `up_proj` and
+                `down_proj`. Any strides, float32, bfloat16 or float16. With them the biases there are:
+                `gate_proj_bias`, `up_proj_bias` (E, I) or `gate_up_proj_bias` (E, 2I), `down_proj_bias` (E, H). Or the
+                path of a `.safetensors` file or folder with those names, or with one tensor for each expert
+                (`N.gate_proj.weight`, `N.gate_proj.bias`, …), under any one prefix.
             prefix: which layer, where a file holds several, e.g. "model.layers.3.mlp.experts".
 
         Raises:
             WeightsError: what is missing, too much, misshapen, damaged, or NaN or infinite.
         """
         context = shared_context(self._threads)
-        with open_weights(weights, self.config, prefix) as experts:
+        with open_weights(weights, self.config, self.gate.gated, prefix) as experts:
             packed = pack(experts, context, self._tier, self.format, self._rotate)
-        moe = _ext.MoE(
-            context, packed, self._tier, self.config.activation(), self.config.num_experts_per_tok, self.config.max_len
-        )
+        top_k, max_len = self.config.num_experts_per_tok, self.config.max_len
+        moe = _ext.MoE(context, packed, self._tier, self.gate.native(), top_k, max_len)
         self._packed, self._moe = packed, moe
 
     def forward(self, x: Any, expert_ids: Any, weights: Any) -> Any:

@@ -37,15 +37,18 @@ IdType parse_id_type(const std::string& name) {
   throw Error("unknown id dtype " + name + "; dtypes: int32, int64");
 }
 
-Gate parse_gate(const std::string& kind, float alpha, float limit) {
-  if (kind == "silu") return {GateKind::kSilu, 1.0f, 0.0f};
-  if (kind == "clamped_silu") return {GateKind::kClampedSilu, 1.0f, limit};
-  if (kind == "swiglu_oai") return {GateKind::kSwigluOai, alpha, limit};
-  throw Error("unknown gate formula " + kind + "; formulas: silu, clamped_silu, swiglu_oai");
+Activation parse_activation(const std::string& name) {
+  if (name == "silu") return Activation::kSilu;
+  if (name == "gelu") return Activation::kGelu;
+  if (name == "gelu_tanh") return Activation::kGeluTanh;
+  if (name == "relu") return Activation::kRelu;
+  if (name == "relu2") return Activation::kReluSquared;
+  throw Error("unknown activation " + name + "; activations: silu, gelu, gelu_tanh, relu, relu2");
 }
 
-WeightView view(Address address, const Strides& strides, const std::string& dtype) {
-  return {reinterpret_cast<const void*>(address), parse_dtype(dtype), std::get<0>(strides), std::get<1>(strides)};
+WeightView view(Address address, const Strides& strides, const std::string& dtype, Address bias) {
+  return {reinterpret_cast<const void*>(address), parse_dtype(dtype), std::get<0>(strides), std::get<1>(strides),
+          reinterpret_cast<const float*>(bias)};
 }
 
 // A forward in flight. It keeps its MoE alive, and an abandoned one is waited for: the kernel still writes to the
@@ -162,30 +165,39 @@ void bind_context(py::module_& m) {
 void bind_packed_experts(py::module_& m) {
   py::class_<PackedExperts, std::shared_ptr<PackedExperts>>(m, "PackedExperts", py::buffer_protocol())
       .def(py::init([](std::size_t experts, std::size_t hidden, std::size_t intermediate, const std::string& format,
-                       bool rotate) {
-             return std::make_shared<PackedExperts>(
-                 LayerLayout(parse_format(format), rotate, experts, hidden, intermediate));
+                       bool rotate, bool gated, bool biased) {
+             return std::make_shared<PackedExperts>(LayerLayout(parse_format(format),
+                                                                {.rotated = rotate, .gated = gated, .biased = biased},
+                                                                experts, hidden, intermediate));
            }),
-           "experts"_a, "hidden"_a, "intermediate"_a, "format"_a, "rotate"_a)
+           "experts"_a, "hidden"_a, "intermediate"_a, "format"_a, "rotate"_a, "gated"_a = true, "biased"_a = false)
       .def_property_readonly("experts", [](const PackedExperts& p) { return p.layout().experts; })
       .def_property_readonly("hidden", [](const PackedExperts& p) { return p.layout().hidden; })
       .def_property_readonly("intermediate", [](const PackedExperts& p) { return p.layout().intermediate; })
       .def_property_readonly("format",
                              [](const PackedExperts& p) { return std::string(format_name(p.layout().format)); })
-      .def_property_readonly("rotated", [](const PackedExperts& p) { return p.layout().rotated; })
+      .def_property_readonly("rotated", [](const PackedExperts& p) { return p.layout().traits.rotated; })
+      .def_property_readonly("gated", [](const PackedExperts& p) { return p.layout().traits.gated; })
+      .def_property_readonly("biased", [](const PackedExperts& p) { return p.layout().traits.biased; })
       .def_property_readonly("nbytes", [](const PackedExperts& p) { return p.layout().bytes(); })
       .def_property_readonly("bytes_per_expert", [](const PackedExperts& p) { return p.layout().expert_bytes; })
       .def(
           "pack_expert",
           [](PackedExperts& packed, Context& context, const std::string& tier, std::size_t expert, Address gate,
              const Strides& gate_strides, Address up, const Strides& up_strides, Address down,
-             const Strides& down_strides, const std::string& dtype) {
-            packed.pack(
-                context, usable_table(tier), expert,
-                {view(gate, gate_strides, dtype), view(up, up_strides, dtype), view(down, down_strides, dtype)});
+             const Strides& down_strides, const std::string& dtype, Address gate_bias, Address up_bias,
+             Address down_bias) {
+            const LayerTraits& traits = packed.layout().traits;
+            if (traits.biased && ((traits.gated && gate_bias == 0) || up_bias == 0 || down_bias == 0)) {
+              throw Error("a biased layer needs the biases of all its projections");
+            }
+            packed.pack(context, usable_table(tier), expert,
+                        {view(gate, gate_strides, dtype, gate_bias), view(up, up_strides, dtype, up_bias),
+                         view(down, down_strides, dtype, down_bias)});
           },
           "context"_a, "tier"_a, "expert"_a, "gate"_a, "gate_strides"_a, "up"_a, "up_strides"_a, "down"_a,
-          "down_strides"_a, "dtype"_a, py::call_guard<py::gil_scoped_release>())
+          "down_strides"_a, "dtype"_a, "gate_bias"_a = 0, "up_bias"_a = 0, "down_bias"_a = 0,
+          py::call_guard<py::gil_scoped_release>())
       .def(
           "unpack_expert",
           [](const PackedExperts& packed, std::size_t expert, Address gate, Address up, Address down) {
@@ -210,15 +222,21 @@ void bind_moe(py::module_& m) {
       .def("wait", &PendingForward::wait, py::call_guard<py::gil_scoped_release>())
       .def("done", &PendingForward::done);
 
-  py::class_<Gate>(m, "Activation").def(py::init(&parse_gate), "kind"_a, "alpha"_a = 0.0f, "limit"_a = 0.0f);
+  py::class_<Gate>(m, "Gate").def(
+      py::init(
+          [](const std::string& activation, bool gated, float alpha, float limit, bool limit_after, float up_offset) {
+            return Gate{parse_activation(activation), gated, alpha, limit, limit_after, up_offset};
+          }),
+      "activation"_a = "silu", "gated"_a = true, "alpha"_a = 1.0f, "limit"_a = 0.0f, "limit_after"_a = false,
+      "up_offset"_a = 0.0f);
 
   py::class_<MoE, std::shared_ptr<MoE>>(m, "MoE")
       .def(py::init([](std::shared_ptr<Context> context, std::shared_ptr<PackedExperts> packed, const std::string& tier,
-                       const Gate& activation, std::size_t top_k, std::size_t max_tokens) {
-             return std::make_shared<MoE>(std::move(context), std::move(packed), usable_table(tier), activation, top_k,
+                       const Gate& gate, std::size_t top_k, std::size_t max_tokens) {
+             return std::make_shared<MoE>(std::move(context), std::move(packed), usable_table(tier), gate, top_k,
                                           max_tokens);
            }),
-           "context"_a, "packed"_a, "tier"_a, "activation"_a, "top_k"_a, "max_tokens"_a)
+           "context"_a, "packed"_a, "tier"_a, "gate"_a, "top_k"_a, "max_tokens"_a)
       .def(
           "forward",
           [](MoE& moe, std::size_t tokens, std::size_t k, Address x, const std::string& x_dtype, Address ids,

@@ -11,9 +11,12 @@ namespace kt::check {
 
 ExpertSource Layer::source(std::size_t expert) const {
   const auto h = static_cast<std::ptrdiff_t>(shape.hidden), i = static_cast<std::ptrdiff_t>(shape.intermediate);
-  return {{gate.data() + expert * matrix(), DType::kF32, h, 1},
-          {up.data() + expert * matrix(), DType::kF32, h, 1},
-          {down.data() + expert * matrix(), DType::kF32, i, 1}};
+  const auto bias = [expert](const std::vector<float>& all, std::size_t channels) {
+    return all.empty() ? nullptr : all.data() + expert * channels;
+  };
+  return {{gate.data() + expert * matrix(), DType::kF32, h, 1, bias(gate_bias, shape.intermediate)},
+          {up.data() + expert * matrix(), DType::kF32, h, 1, bias(up_bias, shape.intermediate)},
+          {down.data() + expert * matrix(), DType::kF32, i, 1, bias(down_bias, shape.hidden)}};
 }
 
 Layer make_layer(const Shape& shape, std::uint64_t seed, const Gate& gate) {
@@ -21,10 +24,19 @@ Layer make_layer(const Shape& shape, std::uint64_t seed, const Gate& gate) {
   const std::size_t n = shape.experts * shape.hidden * shape.intermediate;
   // Powers of two near 1/sqrt(inputs): exact on every platform.
   const auto scale = [](std::size_t inputs) { return std::ldexp(1.0f, -(std::ilogb(static_cast<float>(inputs)) / 2)); };
-  Layer layer{shape, gate, {}, {}, {}};
+  Layer layer{shape, gate, {}, {}, {}, {}, {}, {}};
   layer.gate = random.gaussians(n, scale(shape.hidden));
   layer.up = random.gaussians(n, scale(shape.hidden));
   layer.down = random.gaussians(n, scale(shape.intermediate));
+  return layer;
+}
+
+Layer make_biased_layer(const Shape& shape, std::uint64_t seed, const Gate& gate) {
+  Layer layer = make_layer(shape, seed, gate);
+  Random random{seed, shape.hidden, shape.intermediate, shape.experts};
+  layer.gate_bias = random.gaussians(shape.experts * shape.intermediate);
+  layer.up_bias = random.gaussians(shape.experts * shape.intermediate);
+  layer.down_bias = random.gaussians(shape.experts * shape.hidden);
   return layer;
 }
 
@@ -56,7 +68,8 @@ const std::shared_ptr<Context>& context(std::size_t threads) {
 std::shared_ptr<PackedExperts> pack(const Layer& layer, Format format, bool rotate, const TierTable* table,
                                     std::size_t threads) {
   const Shape& s = layer.shape;
-  auto packed = std::make_shared<PackedExperts>(LayerLayout(format, rotate, s.experts, s.hidden, s.intermediate));
+  const LayerTraits traits{.rotated = rotate, .gated = layer.gate_formula.gated, .biased = !layer.down_bias.empty()};
+  auto packed = std::make_shared<PackedExperts>(LayerLayout(format, traits, s.experts, s.hidden, s.intermediate));
   for (std::size_t e = 0; e < s.experts; ++e) {
     packed->pack(*context(threads), table == nullptr ? usable_table("generic") : *table, e, layer.source(e));
   }

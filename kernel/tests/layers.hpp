@@ -22,12 +22,15 @@ struct Layer {
   Shape shape;
   Gate gate_formula;
   std::vector<float> gate, up, down;
+  std::vector<float> gate_bias, up_bias, down_bias;  // (E, I), (E, I), (E, H); empty: none
 
   std::size_t matrix() const { return shape.hidden * shape.intermediate; }
   ExpertSource source(std::size_t expert) const;
 };
 
-Layer make_layer(const Shape& shape, std::uint64_t seed = 0, const Gate& gate = {GateKind::kSilu, 1.0f, 0.0f});
+Layer make_layer(const Shape& shape, std::uint64_t seed = 0, const Gate& gate = {});
+// The same with a bias on every projection, as large as what it is added to.
+Layer make_biased_layer(const Shape& shape, std::uint64_t seed = 0, const Gate& gate = {});
 
 // x (T, H), ids and weights (T, k).
 struct Batch {

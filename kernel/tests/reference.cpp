@@ -18,6 +18,10 @@ double dot(const float* weights, const Vector& x) {
   return sum;
 }
 
+double bias(const std::vector<float>& all, std::size_t i) {
+  return all.empty() ? 0.0 : static_cast<double>(all[i]);
+}
+
 // One expert on one token; `rounded` is applied to the activated values.
 template <class Round>
 Vector expert(const Layer& layer, std::size_t e, const Vector& x, const Round& rounded) {
@@ -25,9 +29,13 @@ Vector expert(const Layer& layer, std::size_t e, const Vector& x, const Round& r
   Vector activated(inner), out(h);
   for (std::size_t i = 0; i < inner; ++i) {
     const std::size_t row = e * layer.matrix() + i * h;
-    activated[i] = rounded(gate_float64(layer.gate_formula, dot(&layer.gate[row], x), dot(&layer.up[row], x)));
+    const double g = dot(&layer.gate[row], x) + bias(layer.gate_bias, e * inner + i);
+    const double u = dot(&layer.up[row], x) + bias(layer.up_bias, e * inner + i);
+    activated[i] = rounded(gate_float64(layer.gate_formula, g, u));
   }
-  for (std::size_t i = 0; i < h; ++i) out[i] = dot(&layer.down[e * layer.matrix() + i * inner], activated);
+  for (std::size_t i = 0; i < h; ++i) {
+    out[i] = dot(&layer.down[e * layer.matrix() + i * inner], activated) + bias(layer.down_bias, e * h + i);
+  }
   return out;
 }
 
@@ -62,14 +70,32 @@ double rounded_to(double x, int mantissa, int lowest) {
 
 }  // namespace
 
+double activation_float64(const Gate& gate, double x) {
+  switch (gate.activation) {
+    case Activation::kSilu:
+      return x * sigmoid(static_cast<double>(gate.alpha) * x);
+    case Activation::kGelu:
+      return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
+    case Activation::kGeluTanh:
+      return x * sigmoid(2.0 * std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x));
+    case Activation::kRelu:
+      return std::max(x, 0.0);
+    case Activation::kReluSquared:
+      return std::max(x, 0.0) * std::max(x, 0.0);
+  }
+  return 0.0;
+}
+
 double gate_float64(const Gate& gate, double g, double u) {
-  if (gate.limit > 0.0f) {
-    const auto limit = static_cast<double>(gate.limit);
-    g = std::min(g, limit);
+  if (!gate.gated) return activation_float64(gate, u);
+  const auto limit = static_cast<double>(gate.limit);
+  if (limit > 0.0) {
+    if (!gate.limit_after) g = std::min(g, limit);
     u = std::max(std::min(u, limit), -limit);
   }
-  if (gate.kind == GateKind::kSwigluOai) return g * sigmoid(static_cast<double>(gate.alpha) * g) * (u + 1.0);
-  return g * sigmoid(g) * u;
+  double a = activation_float64(gate, g);
+  if (limit > 0.0 && gate.limit_after) a = std::min(a, limit);
+  return a * (u + static_cast<double>(gate.up_offset));
 }
 
 std::vector<double> float64_moe(const Layer& layer, const Batch& batch) {

@@ -21,6 +21,8 @@ std::vector<float> int8_moe(const Layer& layer, const Batch& batch, bool rotate)
 // Root mean square of the difference over that of `expected`; 0 when both are zero.
 double relative_error(const std::vector<float>& got, const std::vector<double>& expected);
 
+double activation_float64(const Gate& gate, double x);
+// The activated value; without a gate `g` is not used.
 double gate_float64(const Gate& gate, double g, double u);
 
 // Largest power of two, at most 512, that divides a multiple of 64.

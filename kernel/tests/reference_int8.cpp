@@ -74,9 +74,8 @@ float gated(const Gate& gate, float g, float u) {
     u = u > gate.limit ? gate.limit : u;
     u = u < -gate.limit ? -gate.limit : u;
   }
-  const float alpha = gate.kind == GateKind::kSwigluOai ? gate.alpha : 1.0f;
-  const float silu = g / (1.0f + exponential(g * -alpha));
-  return silu * (gate.kind == GateKind::kSwigluOai ? u + 1.0f : u);
+  const float silu = g / (1.0f + exponential(g * -gate.alpha));
+  return silu * (gate.up_offset == 0.0f ? u : u + gate.up_offset);
 }
 
 // Every expert's quantised channels, made once.

@@ -14,20 +14,11 @@ constexpr Shape kShapes[] = {
 };
 constexpr std::size_t kTokens[] = {0, 1, 2, 3, 4, 5, 7, 8, 12, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 127};
 constexpr std::size_t kSlots[] = {1, 2, 3, 8, 4};
-constexpr Gate kGates[] = {
-    {GateKind::kSilu, 1.0f, 0.0f}, {GateKind::kClampedSilu, 1.0f, 1.5f}, {GateKind::kSwigluOai, 1.702f, 2.0f}};
+constexpr Gate kGates[] = {{}, {.limit = 1.5f}, {.alpha = 1.702f, .limit = 2.0f, .up_offset = 1.0f}};
 constexpr DType kTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
 
-const char* name_of(GateKind kind) {
-  switch (kind) {
-    case GateKind::kSilu:
-      return "silu";
-    case GateKind::kClampedSilu:
-      return "clamped";
-    case GateKind::kSwigluOai:
-      return "oai";
-  }
-  return "";
+const char* name_of(const Gate& gate) {
+  return gate.up_offset != 0.0f ? "oai" : gate.limit > 0.0f ? "clamped" : "silu";
 }
 
 const char* name_of(DType type) {
@@ -56,7 +47,7 @@ std::string SweepCase::name() const {
   std::string text;
   const auto add = [&](const char* letter, std::size_t n) { text += letter + std::to_string(n) + " "; };
   add("e", shape.experts), add("h", shape.hidden), add("i", shape.intermediate), add("t", tokens), add("k", k);
-  text += std::string(rotated ? "rotated " : "plain ") + name_of(gate.kind) + " ";
+  text += std::string(rotated ? "rotated " : "plain ") + name_of(gate) + " ";
   return text + name_of(x_type) + " " + name_of(y_type) + (id_type == IdType::kInt32 ? " int32" : " int64");
 }
 

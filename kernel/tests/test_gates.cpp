@@ -9,7 +9,6 @@
 
 using kt::Format;
 using kt::Gate;
-using kt::GateKind;
 using kt::check::Blocks;
 using kt::check::FormatCase;
 using kt::check::TierCase;
@@ -47,7 +46,7 @@ constexpr double kHeldSigmoid = 1e-38;
 // A silu below the subnormal numbers is 0.
 constexpr double kSmallest = 1.5e-45;
 
-constexpr Gate kSilu{GateKind::kSilu, 1.0f, 0.0f};
+constexpr Gate kSilu{};
 
 // -110 … 110, dense around zero.
 std::vector<float> grid() {
@@ -73,10 +72,10 @@ void pairs(std::vector<float>& g, std::vector<float>& u) {
 
 const std::vector<Gate> kGates = {
     kSilu,
-    {GateKind::kClampedSilu, 1.0f, 7.0f},
-    {GateKind::kClampedSilu, 1.0f, 0.0f},
-    {GateKind::kSwigluOai, 1.702f, 7.0f},
-    {GateKind::kSwigluOai, 1.0f, 0.0f},
+    {.limit = 7.0f},
+    {.limit = 0.0f},
+    {.alpha = 1.702f, .limit = 7.0f, .up_offset = 1.0f},
+    {.alpha = 1.0f, .limit = 0.0f, .up_offset = 1.0f},
 };
 
 }  // namespace

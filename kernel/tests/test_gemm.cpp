@@ -6,7 +6,6 @@
 
 using kt::Format;
 using kt::Gate;
-using kt::GateKind;
 using kt::check::Blocks;
 using kt::check::FormatCase;
 using kt::check::Random;
@@ -84,7 +83,7 @@ TEST_EACH_FORMAT("gemm: gate and up of every number of rows are the generic tier
   const std::vector<float> x = whole_numbers(c.format, 130, k, random);
   const Blocks blocks = random_blocks(c.format, 3, k, random);
   const Rows rows(c, x, k), expected_rows(oracle, x, k);
-  for (const Gate& gate : {Gate{GateKind::kSilu, 1.0f, 0.0f}, Gate{GateKind::kSwigluOai, 1.702f, 7.0f}}) {
+  for (const Gate& gate : {Gate{}, Gate{.alpha = 1.702f, .limit = 7.0f, .up_offset = 1.0f}}) {
     for (std::size_t m = 1; m <= 130; ++m) {
       CHECK_SAME_BITS(blocks.gate_up(rows, 130 - m, m, gate), blocks.gate_up(expected_rows, 130 - m, m, gate),
                       blocks.channels() / 2);

@@ -9,7 +9,7 @@ using kt::LayerLayout;
 
 TEST("layout: sizes and places of a small INT8 layer") {
   // Gate and up: 3 blocks of 16 + 16 channels over 128 padded inputs. Down: 4 blocks of 32 channels over 64.
-  const LayerLayout l(Format::kInt8, true, 5, 100, 40);
+  const LayerLayout l(Format::kInt8, {.rotated = true}, 5, 100, 40);
   CHECK_EQ(l.gate_up.k_padded, 128u);
   CHECK_EQ(l.gate_up.blocks, 3u);
   CHECK_EQ(l.gate_up.block_bytes, 32u * 128 + 256);
@@ -23,10 +23,10 @@ TEST("layout: sizes and places of a small INT8 layer") {
 }
 
 TEST("layout: BF16 has two bytes a weight, no trailer and no rotation") {
-  const LayerLayout l(Format::kBf16, true, 1, 64, 16);
+  const LayerLayout l(Format::kBf16, {.rotated = true}, 1, 64, 16);
   CHECK_EQ(l.gate_up.block_bytes, 32u * 64 * 2);
   CHECK_EQ(l.down.block_bytes, 32u * 64 * 2);
-  CHECK(!l.rotated);
+  CHECK(!l.traits.rotated);
   CHECK_EQ(l.rotation(l.gate_up), 0u);
 }
 
@@ -34,7 +34,7 @@ TEST("layout: every block starts on a cache line, whatever the sizes") {
   for (const Format format : {Format::kInt8, Format::kBf16}) {
     for (std::size_t h = 1; h <= 130; ++h) {
       for (std::size_t i = 1; i <= 130; ++i) {
-        const LayerLayout l(format, true, 3, h, i);
+        const LayerLayout l(format, {.rotated = true}, 3, h, i);
         CHECK(l.gate_up.block_bytes % 64 == 0 && l.down.block_bytes % 64 == 0 && l.expert_bytes % 64 == 0);
         CHECK(l.gate_up.k_padded >= h && l.gate_up.k_padded < h + 64 && l.gate_up.k_padded % 64 == 0);
         CHECK(l.gate_up.blocks * 16 >= i && l.gate_up.blocks * 16 < i + 16);
@@ -61,12 +61,12 @@ TEST("layout: no two words of a block share a place, and together they fill the 
 
 TEST("layout: offsets of layers beyond 4 GiB do not wrap") {
   // 256 experts of 7168 x 2048, as in the largest models: 11 GiB in INT8.
-  const LayerLayout l(Format::kInt8, true, 256, 7168, 2048);
+  const LayerLayout l(Format::kInt8, {.rotated = true}, 256, 7168, 2048);
   const std::size_t gate_up = 128 * (std::size_t{32} * 7168 + 256), down = 224 * (std::size_t{32} * 2048 + 256);
   CHECK_EQ(l.bytes(), 256 * (gate_up + down));
   CHECK(l.bytes() > std::size_t{10} << 30);
   CHECK_EQ(l.down_offset(255), 255 * (gate_up + down) + gate_up);
-  const LayerLayout huge(Format::kBf16, false, 1024, std::size_t{1} << 20, 4096);
+  const LayerLayout huge(Format::kBf16, {.rotated = false}, 1024, std::size_t{1} << 20, 4096);
   CHECK_EQ(huge.expert_bytes, std::size_t{3} * 2 * 4096 * (std::size_t{1} << 20));
   CHECK_EQ(huge.down_offset(1023), 1023 * huge.expert_bytes + huge.gate_up.bytes());
 }
@@ -78,16 +78,16 @@ TEST("layout: the Hadamard block is the largest power of two that divides the pa
   CHECK_EQ(kt::rotation_block(7168), 512u);
   CHECK_EQ(kt::rotation_block(1408), 128u);
   CHECK_EQ(kt::rotation_block(65536), 512u);
-  const LayerLayout l(Format::kInt8, true, 1, 192, 128);
+  const LayerLayout l(Format::kInt8, {.rotated = true}, 1, 192, 128);
   CHECK_EQ(l.rotation(l.gate_up), 64u);
   CHECK_EQ(l.rotation(l.down), 128u);
-  const LayerLayout plain(Format::kInt8, false, 1, 192, 128);
+  const LayerLayout plain(Format::kInt8, {.rotated = false}, 1, 192, 128);
   CHECK_EQ(plain.rotation(plain.gate_up), 0u);
 }
 
 TEST("layout: sizes that cannot be are refused with the numbers given") {
   const auto make = [](Format format, std::size_t e, std::size_t h, std::size_t i) {
-    LayerLayout(format, true, e, h, i);
+    LayerLayout(format, {.rotated = true}, e, h, i);
   };
   CHECK_THROWS(make(Format::kInt8, 0, 8, 9), kt::Error, "0, 8, 9");
   CHECK_THROWS(make(Format::kInt8, 1, 0, 9), kt::Error, "at least 1");
@@ -102,7 +102,7 @@ TEST("layout: sizes that cannot be are refused with the numbers given") {
 
 TEST("layout: the largest layer of all has a size that fits, and memory for it is refused") {
   constexpr std::size_t kMost = std::size_t{1} << 20;
-  const LayerLayout l(Format::kBf16, false, kMost, kMost, kMost);
+  const LayerLayout l(Format::kBf16, {.rotated = false}, kMost, kMost, kMost);
   CHECK_EQ(l.bytes(), std::size_t{3} << 61);
   CHECK_THROWS(kt::PackedExperts(l), std::bad_alloc);
 }

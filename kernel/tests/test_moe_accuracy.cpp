@@ -7,7 +7,6 @@
 
 using kt::Format;
 using kt::Gate;
-using kt::GateKind;
 using kt::check::Batch;
 using kt::check::FormatCase;
 using kt::check::Kernel;
@@ -18,8 +17,7 @@ using kt::check::Shape;
 
 namespace {
 
-constexpr Gate kGates[] = {
-    {GateKind::kSilu, 1.0f, 0.0f}, {GateKind::kClampedSilu, 1.0f, 0.75f}, {GateKind::kSwigluOai, 1.702f, 0.75f}};
+constexpr Gate kGates[] = {{}, {.limit = 0.75f}, {.alpha = 1.702f, .limit = 0.75f, .up_offset = 1.0f}};
 
 // On Gaussian data INT8 errs by about 2 % (three roundings to 1/127 of a row's largest number, and the gate multiplies
 // two of them), bf16 by a third of a percent.

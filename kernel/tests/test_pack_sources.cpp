@@ -22,7 +22,7 @@ namespace {
 constexpr std::size_t kHidden = 70, kInner = 35;
 
 std::vector<std::byte> bytes_of(const ExpertSource& source, Format format = Format::kInt8, bool rotated = true) {
-  PackedExperts packed(LayerLayout(format, rotated, 1, kHidden, kInner));
+  PackedExperts packed(LayerLayout(format, {.rotated = rotated}, 1, kHidden, kInner));
   packed.pack(*kt::check::context(2), kt::check::generic(), 0, source);
   return {packed.data(), packed.data() + packed.layout().bytes()};
 }
@@ -121,7 +121,7 @@ TEST("pack sources: every finite bf16 and fp16 weight is taken, subnormals inclu
     const auto pack = [&](const void* data, DType type) {
       const WeightView view{data, type, static_cast<std::ptrdiff_t>(h), 1};
       const WeightView down{data, type, 16, 1};
-      PackedExperts packed(LayerLayout(Format::kBf16, false, 1, h, 16));
+      PackedExperts packed(LayerLayout(Format::kBf16, {.rotated = false}, 1, h, 16));
       packed.pack(*kt::check::context(1), kt::check::generic(), 0, {view, view, down});
       return std::vector<std::byte>(packed.data(), packed.data() + packed.layout().bytes());
     };
@@ -165,7 +165,7 @@ TEST("pack sources: a channel of zeros has scale zero and unpacks to zeros") {
 }
 
 TEST("pack sources: an expert that does not exist") {
-  PackedExperts packed(LayerLayout(Format::kInt8, true, 3, kHidden, kInner));
+  PackedExperts packed(LayerLayout(Format::kInt8, {.rotated = true}, 3, kHidden, kInner));
   const Layer layer = a_layer();
   CHECK_THROWS(packed.pack(*kt::check::context(1), kt::check::generic(), 3, layer.source(0)), kt::Error,
                "expert 3 of 3");

@@ -11,14 +11,17 @@ from torch import nn
 
 from ktransformers.errors import UnsupportedModuleError
 from ktransformers.experts.gate import GateFormula, recognise_gate
+from ktransformers.experts.probe import probe, with_gate
 
 __all__ = ["ExpertsSpec"]
 
+_FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 # Spellings of the same number across families' configurations.
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _INTERMEDIATE_SIZES = ("moe_intermediate_size", "intermediate_size", "expert_ffn_hidden_size")
+_ACTIVATIONS = ("hidden_act", "hidden_activation", "mlp_hidden_act")
 _TOP_KS = (
     "num_experts_per_tok",
     "num_experts_per_token",
@@ -40,7 +43,8 @@ class ExpertsSpec:
         top_k: experts a token by the configuration; None when it has no such number.
         dtype: of the weights.
         has_gate … has_post_expert_norm: transformers' flags of the class.
-        gate: the formula; None without a gate or when the kernel has none that agrees.
+        is_presorted: its forward takes the hidden states only, (E·T, H), the rows of expert 0 first.
+        gate: what is computed between the projections, gated or not; None when the kernel has nothing that agrees.
         unsupported: sentences, one for everything the kernel does not compute exactly. Empty: the kernel may run it.
         notes: sentences on what the configuration says differently from the tensors (the tensors are right).
     """
@@ -56,6 +60,7 @@ class ExpertsSpec:
     is_transposed: bool
     is_concatenated: bool
     has_post_expert_norm: bool
+    is_presorted: bool
     gate: GateFormula | None
     unsupported: tuple[str, ...]
     notes: tuple[str, ...]
@@ -67,13 +72,9 @@ class ExpertsSpec:
         Raises `UnsupportedModuleError`, saying why, for what is no experts module of transformers 5: another forward,
         no stacked 3-D weights, weights that are not floats, or a class outside transformers' experts interface.
         """
-        _refuse_other_modules(module)
-        flags = {
-            name: bool(getattr(module, name)) for name in ("has_gate", "has_bias", "is_transposed", "is_concatenated")
-        }
-        norm = bool(getattr(module, "has_post_expert_norm", False))  # a later flag: older releases have no such modules
+        flags = _flags(module)
         experts, hidden, intermediate, dtype = _shapes(module, flags["has_gate"], flags["is_transposed"])
-        gate = recognise_gate(module, is_concatenated=flags["is_concatenated"]) if flags["has_gate"] else None
+        gate = recognise_gate(with_gate(module), is_concatenated=flags["is_concatenated"], has_gate=flags["has_gate"])
         config = getattr(module, "config", None)
         return cls(
             class_name=type(module).__name__,
@@ -83,20 +84,26 @@ class ExpertsSpec:
             top_k=_number(config, _TOP_KS),
             dtype=dtype,
             **flags,
-            has_post_expert_norm=norm,
             gate=gate,
-            unsupported=_unsupported(config, flags, norm, gate),
+            unsupported=_unsupported(module, flags, gate),
             notes=_disagreements(config, experts, hidden, intermediate),
         )
 
 
-def _refuse_other_modules(module: nn.Module) -> None:
+def _flags(module: nn.Module) -> dict[str, bool]:
+    """What transformers' interface says of the class, or what its own forward shows. Refuses other modules."""
     name = type(module).__name__
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
         raise UnsupportedModuleError(
             f"{name} keeps each expert as a module of its own: transformers 5 stacks them in tensors"
         )
     arguments = _forward_arguments(module)
+    common = all(hasattr(module, attribute) for attribute in ("_apply_gate", *_FLAGS))
+    probed = None if common else probe(module, len(arguments))
+    if probed is not None:
+        layout = {"is_transposed": probed.is_transposed, "is_concatenated": probed.is_concatenated}
+        plain = {"has_gate": True, "has_bias": False, "has_post_expert_norm": False}
+        return {**plain, **layout, "is_presorted": probed.is_presorted}
     if len(arguments) != 3:
         inside = " Its child `experts` may be the one meant." if "experts" in dict(module.named_children()) else ""
         raise UnsupportedModuleError(
@@ -109,11 +116,18 @@ def _refuse_other_modules(module: nn.Module) -> None:
             f"{name} is no experts module: it lacks the stacked weights gate_up_proj (or up_proj) and down_proj of "
             f"three dimensions; it has {', '.join(stacked) or 'none of three dimensions'}"
         )
-    if not (hasattr(module, "_apply_gate") and hasattr(module, "is_transposed") and hasattr(module, "has_bias")):
+    if not common:
         raise UnsupportedModuleError(
-            f"{name} is outside transformers' experts interface, so what its forward does besides the usual "
-            "arithmetic is not known: leave it to transformers"
+            f"{name} is outside transformers' experts interface, and its forward computes something else than the "
+            "usual arithmetic: leave it to transformers"
         )
+    norm = bool(getattr(module, "has_post_expert_norm", False))  # a later flag: older releases have no such modules
+    if norm and not isinstance(getattr(module, "post_expert_norm", None), nn.Module):
+        raise UnsupportedModuleError(
+            f"{name} normalises each expert's output, and no module `post_expert_norm` says how"
+        )
+    flags = {flag: bool(getattr(module, flag)) for flag in _FLAGS}
+    return {**flags, "has_post_expert_norm": norm, "is_presorted": False}
 
 
 def _forward_arguments(module: nn.Module) -> list[str]:
@@ -143,19 +157,21 @@ def _shapes(module: nn.Module, has_gate: bool, is_transposed: bool) -> tuple[int
     return experts, hidden, intermediate, first.dtype
 
 
-def _unsupported(config: Any, flags: dict[str, bool], norm: bool, gate: GateFormula | None) -> tuple[str, ...]:
-    sentences = []
-    if flags["has_bias"]:
-        sentences.append("its projections have biases")
-    if not flags["has_gate"]:
-        sentences.append("its experts have no gate projection (up, activation, down)")
-    elif gate is None:
-        activation = getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None)
-        named = f" (hidden_act is {activation!r})" if isinstance(activation, str) and activation != "silu" else ""
-        sentences.append(f"its gate computes none of silu, clamped_silu, swiglu_oai{named}")
-    if norm:
-        sentences.append("it normalises each expert's output")
-    return tuple(sentences)
+def _unsupported(module: nn.Module, flags: dict[str, bool], gate: GateFormula | None) -> tuple[str, ...]:
+    if gate is not None:
+        return ()
+    what = "gate" if flags["has_gate"] else "activation"
+    return (f"its {what} computes none of the kernel's formulas{_activation(module)}",)
+
+
+def _activation(module: nn.Module) -> str:
+    """` (hidden_act is 'mish')`, or the class of an activation that is the family's own."""
+    activation = getattr(module, "act_fn", None)
+    if isinstance(activation, nn.Module) and ".models." in type(activation).__module__:
+        return f" (act_fn is {type(activation).__name__})"
+    config = getattr(module, "config", None)
+    said = {name: value for name in _ACTIVATIONS if isinstance(value := getattr(config, name, None), str)}
+    return next((f" ({name} is {value!r})" for name, value in said.items()), "")
 
 
 def _disagreements(config: Any, experts: int, hidden: int, intermediate: int) -> tuple[str, ...]:

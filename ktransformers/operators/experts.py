@@ -17,6 +17,7 @@ from ktransformers.operators.base import BaseInjectedModule
 from ktransformers.operators.experts_cpu import KExpertsCPU
 from ktransformers.operators.experts_torch import KExpertsTorch
 from ktransformers.operators.options import ExpertsOptions, devices_are_strict
+from ktransformers.operators.sorted_rows import routing_of_sorted
 
 __all__ = ["KExpertsCPU", "KExpertsTorch", "KTransformersExperts"]
 
@@ -116,12 +117,24 @@ class KTransformersExperts(BaseInjectedModule):
                 op.load()
 
     def forward(
-        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+        self,
+        hidden_states: torch.Tensor,
+        top_k_index: torch.Tensor | None = None,
+        top_k_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The experts' weighted sum (T, H) in the dtype of `hidden_states`, on `out_device`."""
+        """The experts' weighted sum (T, H) in the dtype of `hidden_states`, on `out_device`.
+
+        Experts that take their rows sorted (Llama-4) are called with (E·T, H) and nothing else, and give (E·T, H).
+        """
+        tokens = hidden_states.shape[0]
+        if self.spec.is_presorted:
+            top_k_index, top_k_weights = routing_of_sorted(hidden_states, self.num_experts)
+            tokens //= self.num_experts
+        if top_k_index is None or top_k_weights is None:
+            raise kt_kernel.InputError(f"{self.key} takes hidden states, expert ids and routing weights")
         self._refuse(hidden_states, top_k_index, top_k_weights)
         landing = self.out_device or hidden_states.device
-        if self._prefill is not None and hidden_states.shape[0] > self.options.prefill_threshold:
+        if self._prefill is not None and tokens > self.options.prefill_threshold:
             return self._prefill.forward(hidden_states, top_k_index, top_k_weights).to(landing)
         if self._kernel is not None:
             return self._kernel.forward(hidden_states, top_k_index, top_k_weights, landing)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+
 import torch
 from torch import nn
 
-from kt_kernel import MoEWrapper
+from kt_kernel import GateFormula, MoEWrapper
 from ktransformers.experts import ExpertsSpec, layer_weights
 from ktransformers.operators.overlap import Completion, DeferredTensor
 from ktransformers.operators.transport import HostBatch, Transport, transport_for
@@ -27,22 +30,26 @@ class KExpertsCPU:
         self, spec: ExpertsSpec, *, backend: str | None, rotate: bool, threads: int | None, strict: bool
     ) -> None:
         assert spec.gate is not None, "the caller checks spec.unsupported first"
+        # A norm stands between an expert's output and the sum: each slot then goes through as a token of its own.
+        one_by_one = spec.has_post_expert_norm or spec.is_presorted
+        top_k = 1 if one_by_one else min(spec.top_k or _USUAL_TOP_K, spec.num_experts)
         config = {
             "expert_num": spec.num_experts,
             "hidden_size": spec.hidden_dim,
             "intermediate_size": spec.intermediate_dim,
             "max_len": _MAX_LEN,
-            "num_experts_per_tok": min(spec.top_k or _USUAL_TOP_K, spec.num_experts),
-            "swiglu_alpha": spec.gate.alpha,
-            "swiglu_limit": spec.gate.limit,
+            "num_experts_per_tok": top_k,
         }
         self._spec = spec
-        self.wrapper = MoEWrapper(config, backend=backend, rotate=rotate, threads=threads, strict=strict)
+        self._norm: nn.Module | None = None
+        gate = GateFormula(**dataclasses.asdict(spec.gate))
+        self.wrapper = MoEWrapper(config, backend=backend, rotate=rotate, threads=threads, strict=strict, gate=gate)
 
     def load(self, module: nn.Module) -> None:
         """Quantises and packs the module's weights."""
-        weights = layer_weights(module, self._spec)
-        self.wrapper.load_weights({"gate_proj": weights.gate, "up_proj": weights.up, "down_proj": weights.down})
+        if self._spec.has_post_expert_norm:
+            self._norm = copy.deepcopy(module.get_submodule("post_expert_norm"))
+        self.wrapper.load_weights(layer_weights(module, self._spec).named())
 
     def forward(
         self,
@@ -58,6 +65,44 @@ class KExpertsCPU:
         `transport` is for tests; by default it is the one of hidden's device.
         """
         transport = transport or transport_for(hidden.device)
+        if self._norm is not None:
+            return self._normed(hidden, ids, weights, out_device, transport)
+        return self._summed(hidden, ids, weights, out_device, transport)
+
+    def _normed(
+        self,
+        hidden: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        out_device: torch.device,
+        transport: Transport,
+    ) -> torch.Tensor:
+        """The kernel's output of each (token, slot), normalised by the module's own norm, then weighted and summed."""
+        assert self._norm is not None
+        tokens, slots = ids.shape
+        rows = hidden.float().repeat_interleave(slots, dim=0)  # fp32, so that the norm sees what is not rounded yet
+        each = self._summed(rows, ids.reshape(-1, 1), torch.ones_like(rows[:, :1]), out_device, transport)
+        normed = self._norm.to(out_device)(each).view(tokens, slots, hidden.shape[1])
+        there = (ids >= 0) & (ids < self._spec.num_experts)
+        # Not times zero: the norm of an expert that is not there may be NaN.
+        weighted = torch.where(there[..., None].to(out_device), normed * weights[..., None].to(out_device), 0.0)
+        return weighted.float().sum(dim=1).to(hidden.dtype)
+
+    def _summed(
+        self,
+        hidden: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        out_device: torch.device,
+        transport: Transport,
+    ) -> torch.Tensor:
+        """The kernel's weighted sum over the slots, in parts where a router fills more than it was built for."""
+        slots = self.wrapper.config.num_experts_per_tok
+        if ids.shape[1] > slots:
+            wide = hidden.float()
+            pairs = zip(torch.split(ids, slots, dim=1), torch.split(weights, slots, dim=1), strict=True)
+            parts = [self._summed(wide, part, share, out_device, transport) for part, share in pairs]
+            return torch.stack(parts).sum(dim=0).to(hidden.dtype)
         ids, weights = self._padded(ids, weights)
         batch = transport.fetch(hidden, ids, weights)
         if not transport.defers:

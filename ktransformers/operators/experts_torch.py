@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from ktransformers.experts import ExpertsSpec
+from ktransformers.experts.probe import with_gate
 
 __all__ = ["KExpertsTorch"]
 
@@ -68,7 +69,7 @@ class KExpertsTorch:
         spec, module = self._spec, self._module
         first = "gate_up_proj" if spec.has_gate else "up_proj"
         inner = self._project(rows, first, expert)
-        activated: Any = module._apply_gate(inner) if spec.has_gate else module.act_fn(inner)  # type: ignore[operator]
+        activated: Any = with_gate(module)._apply_gate(inner) if spec.has_gate else module.act_fn(inner)  # type: ignore[operator]
         output = self._project(activated, "down_proj", expert)
         return output if self._norm is None else self._norm(output)
 

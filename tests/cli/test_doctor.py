@@ -52,9 +52,7 @@ def test_a_variable_that_cannot_be_read_is_a_problem(kt: Kt, monkeypatch: pytest
     assert "memory:" in result.stdout
 
 
-def test_a_kernel_that_cannot_be_imported_is_a_problem_and_not_a_crash(
-    kt: Kt, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_that_cannot_be_imported_is_a_problem_and_not_a_crash(kt: Kt, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: diagnosis.Diagnosis) -> None:
         raise ImportError("kernel 0.0.9 at /old does not belong to kt_kernel 0.1.0 at /new")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict, fields, replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +14,25 @@ from torch import nn
 from torch.nn import functional
 from transformers.activations import ACT2FN
 
+import kt_kernel
 from ktransformers.experts import GateFormula, recognise_gate
 
 Gate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+# transformers' spelling → the kernel's.
+_KERNEL_NAMES = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
 
 
 def _make_module(gate: Gate, *, is_concatenated: bool = True) -> nn.Module:
@@ -45,7 +63,7 @@ def test_plain_silu_is_recognised() -> None:
 @given(limit=st.floats(0.01, 500).map(lambda x: float(f"{x:.4g}")))
 def test_clamp_before_silu_gives_its_limit_away(limit: float) -> None:
     module = _make_module(lambda g, u: functional.silu(g.clamp(max=limit)) * u.clamp(-limit, limit))
-    assert recognise_gate(module, is_concatenated=True) == GateFormula("clamped_silu", limit=limit)
+    assert recognise_gate(module, is_concatenated=True) == GateFormula("silu", limit=limit)
 
 
 @settings(deadline=None, max_examples=40)
@@ -55,26 +73,106 @@ def test_clamp_before_silu_gives_its_limit_away(limit: float) -> None:
 )
 def test_gpt_oss_swiglu_gives_alpha_and_limit_away(alpha: float, limit: float) -> None:
     found = recognise_gate(_make_module(_swiglu(alpha, limit)), is_concatenated=True)
-    assert found == GateFormula("swiglu_oai", alpha=alpha, limit=limit)
+    assert found == GateFormula("silu", alpha=alpha, limit=limit, up_offset=1.0)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    limit=st.floats(0.01, 4).map(lambda x: float(f"{x:.4g}")),
+    activation=st.sampled_from(["silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2"]),
+)
+def test_clamp_after_the_activation_is_told_from_one_before_where_it_matters(limit: float, activation: str) -> None:
+    act = ACT2FN[activation]
+    after = recognise_gate(_make_module(lambda g, u: act(g).clamp(max=limit) * u.clamp(-limit, limit)))
+    before = recognise_gate(_make_module(lambda g, u: act(g.clamp(max=limit)) * u.clamp(-limit, limit)))
+    expected = GateFormula(_KERNEL_NAMES[activation], limit=limit)
+    if activation == "relu" or (activation, limit) == ("relu2", 1.0):  # where the two are one
+        assert after == before == expected
+        return
+    assert before == expected
+    assert after == replace(expected, limit_after=True)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    offset=st.floats(-4, 4).filter(lambda x: abs(x) > 0.01).map(lambda x: float(f"{x:.3g}")),
+    activation=st.sampled_from(["silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2"]),
+)
+def test_an_offset_of_up_is_found(offset: float, activation: str) -> None:
+    act = ACT2FN[activation]
+    found = recognise_gate(_make_module(lambda g, u: act(g) * (u + offset)))
+    assert found == GateFormula(_KERNEL_NAMES[activation], up_offset=offset)
 
 
 def test_constants_survive_a_gate_that_computes_in_float32() -> None:
     gate = _make_module(lambda g, u: _swiglu(1.702, 7.0)(g.float(), u.float()), is_concatenated=False)
-    assert recognise_gate(gate, is_concatenated=False) == GateFormula("swiglu_oai", alpha=1.702, limit=7.0)
+    assert recognise_gate(gate, is_concatenated=False) == GateFormula("silu", alpha=1.702, limit=7.0, up_offset=1.0)
+
+
+@pytest.mark.parametrize("has_gate", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", list(_KERNEL_NAMES))
+def test_activations_of_the_kernel_are_known_by_what_they_compute(
+    name: str, dtype: torch.dtype, has_gate: bool
+) -> None:
+    activation = ACT2FN[name]
+    module: Any = _make_module(lambda g, u: activation(g.to(dtype)) * u.to(dtype))
+    module.act_fn = lambda x: activation(x.to(dtype))
+    expected = GateFormula(_KERNEL_NAMES[name], gated=has_gate)
+    assert recognise_gate(module, has_gate=has_gate) == expected
+
+
+@pytest.mark.parametrize("has_gate", [True, False])
+def test_quick_gelu_is_silu_with_an_alpha(has_gate: bool) -> None:
+    module = _make_module(lambda g, u: ACT2FN["quick_gelu"](g) * u)
+    module.act_fn = ACT2FN["quick_gelu"]
+    assert recognise_gate(module, has_gate=has_gate) == GateFormula("silu", alpha=1.702, gated=has_gate)
+
+
+_FOREIGN = sorted(set(ACT2FN) - set(_KERNEL_NAMES) - {"quick_gelu", "xielu"})  # xielu has parameters in bfloat16
+
+
+@pytest.mark.parametrize("has_gate", [True, False])
+@pytest.mark.parametrize("name", _FOREIGN)
+def test_no_other_activation_of_transformers_is_taken_for_one_of_the_kernels(name: str, has_gate: bool) -> None:
+    activation = ACT2FN[name]
+    module = _make_module(lambda g, u: activation(g) * u)
+    module.act_fn = activation
+    assert recognise_gate(module, has_gate=has_gate) is None
+
+
+def test_experts_without_a_gate_or_an_activation_are_unknown() -> None:
+    assert recognise_gate(nn.Module(), has_gate=False) is None
+
+
+def test_the_formula_is_what_the_kernel_has() -> None:
+    ours = {field.name: field.default for field in fields(GateFormula)}
+    assert ours == {field.name: field.default for field in fields(kt_kernel.GateFormula)}
+    for activation in set(_KERNEL_NAMES.values()):
+        kt_kernel.GateFormula(**asdict(GateFormula(activation)))
 
 
 @pytest.mark.parametrize(
-    "name", ["gelu", "gelu_pytorch_tanh", "relu", "relu2", "quick_gelu", "tanh", "mish", "sigmoid"]
+    ("formula", "text"),
+    [
+        (GateFormula(), "silu(g)·u"),
+        (GateFormula(limit=7.0), "silu(g)·u, g ≤ 7, |u| ≤ 7"),
+        (GateFormula(limit=7.0, limit_after=True), "silu(g)·u, silu(g) ≤ 7, |u| ≤ 7"),
+        (GateFormula(alpha=1.702, limit=7.0, up_offset=1.0), "silu(g, alpha=1.702)·(u + 1), g ≤ 7, |u| ≤ 7"),
+        (GateFormula("relu2", gated=False), "relu2(u)"),
+    ],
 )
-def test_other_activations_are_not_taken_for_silu(name: str) -> None:
-    activation = ACT2FN[name]
-    assert recognise_gate(_make_module(lambda g, u: activation(g) * u), is_concatenated=True) is None
+def test_formulas_read_as_formulas(formula: GateFormula, text: str) -> None:
+    assert str(formula) == text
 
 
 @pytest.mark.parametrize(
     "gate",
     [
-        pytest.param(lambda g, u: functional.silu(g).clamp(max=7) * u.clamp(-7, 7), id="clamp after silu"),
+        pytest.param(lambda g, u: functional.silu(g).clamp(max=7) * u.clamp(-8, 8), id="two limits"),
+        pytest.param(
+            lambda g, u: functional.silu(g).clamp(-7, 7) * (u.clamp(-7, 7) + 1).clamp(max=7), id="third clamp"
+        ),
         pytest.param(lambda g, u: functional.silu(g.clamp(max=7)) * u, id="only the gate clamped"),
         pytest.param(lambda g, u: functional.silu(g) * u.clamp(-7, 7), id="only up clamped"),
         pytest.param(lambda g, u: functional.silu(g) * torch.tanh(u / 30) * 30, id="soft cap"),

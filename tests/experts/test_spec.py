@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import DeepseekV4Config, Llama4TextConfig, NemotronHConfig
+from transformers import DeepseekV4Config, NemotronHConfig
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Experts
-from transformers.models.llama4.modeling_llama4 import Llama4TextExperts
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
 from ktransformers.errors import UnsupportedModuleError
@@ -35,7 +34,7 @@ def _make_experts(build: Callable[..., Any], **overrides: Any) -> Any:
         (models.make_mixtral, (4, 64, 96, 2), SILU),
         (models.make_olmoe, (8, 64, 96, 2), SILU),
         (models.make_granite_moe, (8, 64, 96, 2), SILU),
-        (models.make_gpt_oss, (4, 64, 96, 2), GateFormula("swiglu_oai", alpha=1.702, limit=7.0)),
+        (models.make_gpt_oss, (4, 64, 96, 2), GateFormula("silu", alpha=1.702, limit=7.0, up_offset=1.0)),
     ],
 )
 def test_families_are_read_alike_live_and_on_meta(
@@ -49,9 +48,9 @@ def test_families_are_read_alike_live_and_on_meta(
     assert ExpertsSpec.from_module(copy.deepcopy(module).to("meta")) == spec
 
 
-def test_only_biases_keep_gpt_oss_from_the_kernel() -> None:
+def test_nothing_keeps_gpt_oss_from_the_kernel() -> None:
     spec = ExpertsSpec.from_module(_make_experts(models.make_gpt_oss))
-    assert spec.unsupported == ("its projections have biases",)
+    assert spec.unsupported == ()
     assert (spec.is_transposed, spec.is_concatenated, spec.has_bias) == (True, False, True)
 
 
@@ -65,21 +64,32 @@ def test_a_clamp_in_the_configuration_reaches_the_formula() -> None:
     config = DeepseekV4Config(n_routed_experts=4, hidden_size=16, moe_intermediate_size=8, swiglu_limit=1.0)
     with torch.device("meta"):
         spec = ExpertsSpec.from_module(DeepseekV4Experts(config))
-    assert spec.gate == GateFormula("clamped_silu", limit=1.0)
+    assert spec.gate == GateFormula("silu", limit=1.0)
 
 
-@pytest.mark.parametrize("activation", ["gelu", "relu2", "gelu_pytorch_tanh"])
-def test_another_activation_is_refused_by_name(activation: str) -> None:
+@pytest.mark.parametrize(("activation", "kernel"), [("gelu", "gelu"), ("relu2", "relu2"), ("gelu_new", "gelu_tanh")])
+def test_another_activation_is_the_kernels_by_another_name(activation: str, kernel: str) -> None:
+    spec = ExpertsSpec.from_module(_make_experts(models.make_qwen3_moe, hidden_act=activation))
+    assert (spec.gate, spec.unsupported) == (GateFormula(kernel), ())
+
+
+@pytest.mark.parametrize("activation", ["mish", "tanh", "relu6"])
+def test_an_activation_the_kernel_lacks_is_refused_by_name(activation: str) -> None:
     spec = ExpertsSpec.from_module(_make_experts(models.make_qwen3_moe, hidden_act=activation))
     assert spec.gate is None
-    assert activation in spec.unsupported[0]
+    assert spec.unsupported == (f"its gate computes none of the kernel's formulas (hidden_act is '{activation}')",)
 
 
-def test_experts_without_a_gate_are_refused_for_that() -> None:
+def test_experts_without_a_gate_have_a_formula_of_up_alone() -> None:
     with torch.device("meta"):
         spec = ExpertsSpec.from_module(NemotronHExperts(NemotronHConfig()))
-    assert spec.gate is None
-    assert "no gate projection" in spec.unsupported[0]
+    assert (spec.gate, spec.unsupported) == (GateFormula("relu2", gated=False), ())
+
+
+def test_experts_without_a_gate_whose_activation_is_unknown_are_refused_for_that() -> None:
+    with torch.device("meta"):
+        spec = ExpertsSpec.from_module(NemotronHExperts(NemotronHConfig(mlp_hidden_act="mish")))
+    assert spec.unsupported == ("its activation computes none of the kernel's formulas (mlp_hidden_act is 'mish')",)
 
 
 def test_the_expert_count_comes_from_tensors_and_the_configuration_is_contradicted_aloud() -> None:
@@ -91,10 +101,14 @@ def test_the_expert_count_comes_from_tensors_and_the_configuration_is_contradict
     assert note.startswith("the tensors have experts 8, the configuration says num_experts=7")
 
 
-def test_a_post_expert_norm_is_seen() -> None:
+def test_a_post_expert_norm_is_seen_and_has_to_be_a_module() -> None:
     module = _make_experts(models.make_qwen3_moe)
     module.has_post_expert_norm = True
-    assert ExpertsSpec.from_module(module).unsupported == ("it normalises each expert's output",)
+    with pytest.raises(UnsupportedModuleError, match="no module `post_expert_norm` says how"):
+        ExpertsSpec.from_module(module)
+    module.post_expert_norm = nn.RMSNorm(64)
+    spec = ExpertsSpec.from_module(module)
+    assert (spec.has_post_expert_norm, spec.unsupported) == (True, ())
 
 
 def test_the_block_around_the_experts_is_explained() -> None:
@@ -103,30 +117,9 @@ def test_the_block_around_the_experts_is_explained() -> None:
         ExpertsSpec.from_module(block)
 
 
-def test_llama4_experts_take_no_ids_and_are_explained() -> None:
-    with torch.device("meta"):
-        module = Llama4TextExperts(Llama4TextConfig(num_local_experts=2, hidden_size=8, intermediate_size=8))
-    with pytest.raises(UnsupportedModuleError, match="forward takes"):
-        ExpertsSpec.from_module(module)
-
-
 def test_one_module_an_expert_is_the_older_layout() -> None:
     with pytest.raises(UnsupportedModuleError, match="module of its own"):
         ExpertsSpec.from_module(nn.ModuleList([nn.Linear(2, 2)]))
-
-
-def test_a_class_outside_the_experts_interface_is_left_alone() -> None:
-    class Undecorated(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate_up_proj = nn.Parameter(torch.zeros(2, 8, 4))
-            self.down_proj = nn.Parameter(torch.zeros(2, 4, 4))
-
-        def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-            return x
-
-    with pytest.raises(UnsupportedModuleError, match="outside transformers' experts interface"):
-        ExpertsSpec.from_module(Undecorated())
 
 
 def test_quantised_weights_are_refused_with_their_type() -> None:

@@ -28,13 +28,12 @@ def test_one_experts_views_compute_what_the_module_computes(build: Callable[...,
     module = _make_experts(build)
     spec = ExpertsSpec.from_module(module)
     assert spec.gate is not None
-    if spec.has_bias:
-        module.gate_up_proj_bias.zero_()
-        module.down_proj_bias.zero_()
     module.config._experts_implementation = "eager"
     x = torch.randn(5, spec.hidden_dim)
     views = expert_weights(module, spec, 3)
-    ours = functional.linear(spec.gate(x @ views.gate.t(), x @ views.up.t()), views.down)
+    assert views.gate is not None
+    gate, up = functional.linear(x, views.gate, views.gate_bias), functional.linear(x, views.up, views.up_bias)
+    ours = functional.linear(spec.gate(gate, up), views.down, views.down_bias)
     theirs = module(x, torch.full((5, 1), 3), torch.ones(5, 1))
     torch.testing.assert_close(ours, theirs)
 
@@ -44,6 +43,7 @@ def test_views_share_the_modules_memory(build: Callable[..., Any]) -> None:
     module = _make_experts(build)
     spec = ExpertsSpec.from_module(module)
     views = layer_weights(module, spec)
+    assert views.gate is not None
     assert views.gate.shape == views.up.shape == (spec.num_experts, spec.intermediate_dim, spec.hidden_dim)
     assert views.down.shape == (spec.num_experts, spec.hidden_dim, spec.intermediate_dim)
     assert _storage(views.gate) == _storage(views.up) == _storage(module.gate_up_proj)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kt_kernel import _ext
+from kt_kernel import MoEConfig, _ext
 from kt_kernel.arrays import FLOATS, INTEGERS, view
 
 Floats = NDArray[np.floating[Any]]
@@ -151,9 +151,8 @@ class Kernel:
         tier = tier or BEST[format]
         self.context = _ext.Context(threads)
         self.packed = pack(layer, format, tier, self.context, rotate=rotate)
-        kind = "swiglu_oai" if layer.alpha else "clamped_silu" if layer.limit else "silu"
-        activation = _ext.Activation(kind, layer.alpha, layer.limit)
-        self.moe = _ext.MoE(self.context, self.packed, tier, activation, top_k, max_len)
+        gate = MoEConfig.from_dict(layer.config(top_k)).gate.native()
+        self.moe = _ext.MoE(self.context, self.packed, tier, gate, top_k, max_len)
 
     def __call__(self, x: Floats, ids: Ids, weights: Floats) -> NDArray[np.float32]:
         arrays = [view(np.ascontiguousarray(a), "a", FLOATS + INTEGERS) for a in (x, ids, weights)]

@@ -154,9 +154,9 @@ def test_an_expert_too_many_is_the_configs_mistake(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "extra", ["0.gate_proj.bias", "0.gate_proj.weight_scale_inv", "gate_up_proj_bias", "0.extra.weight"]
+    "extra", ["0.gate_proj.zero_point", "0.gate_proj.weight_scale_inv", "gate_up_proj_scale_inv", "0.extra.weight"]
 )
-def test_biases_and_scales_beside_the_experts_are_refused_and_never_dropped(tmp_path: Path, extra: str) -> None:
+def test_scales_beside_the_experts_are_refused_and_never_dropped(tmp_path: Path, extra: str) -> None:
     tensors = {**_single(PREFIX), PREFIX + extra: torch.zeros(16)}
     with pytest.raises(WeightsError, match=f"the kernel would drop: '{PREFIX}{extra}'"):
         _output(_save(tmp_path / "m.safetensors", tensors))

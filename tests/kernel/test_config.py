@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kt_kernel import ConfigError, MoEConfig, MoEWrapper
+from kt_kernel import ConfigError, GateFormula, MoEConfig, MoEWrapper
 
 GOOD: dict[str, Any] = {
     "expert_num": 8,
@@ -17,19 +17,19 @@ GOOD: dict[str, Any] = {
 
 
 def test_the_gate_may_be_left_out() -> None:
-    assert MoEConfig.from_dict(GOOD).gate == ("silu", 0.0, 0.0)
+    assert MoEConfig.from_dict(GOOD).gate == GateFormula()
 
 
 @pytest.mark.parametrize(
     ("alpha", "limit", "gate"),
     [
-        (0, 0, ("silu", 0.0, 0.0)),
-        (0.0, 7.0, ("clamped_silu", 0.0, 7.0)),
-        (1.702, 7.0, ("swiglu_oai", 1.702, 7.0)),
-        (1.702, 0.0, ("swiglu_oai", 1.702, 0.0)),
+        (0, 0, GateFormula("silu")),
+        (0.0, 7.0, GateFormula("silu", limit=7.0)),
+        (1.702, 7.0, GateFormula("silu", alpha=1.702, limit=7.0, up_offset=1.0)),
+        (1.702, 0.0, GateFormula("silu", alpha=1.702, up_offset=1.0)),
     ],
 )
-def test_alpha_and_limit_choose_the_formula(alpha: float, limit: float, gate: tuple[str, float, float]) -> None:
+def test_alpha_and_limit_choose_the_formula(alpha: float, limit: float, gate: GateFormula) -> None:
     assert MoEConfig.from_dict({**GOOD, "swiglu_alpha": alpha, "swiglu_limit": limit}).gate == gate
 
 

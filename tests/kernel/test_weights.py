@@ -70,8 +70,8 @@ def test_a_missing_projection_is_named(name: str) -> None:
 
 
 def test_a_superfluous_tensor_is_named_and_not_dropped() -> None:
-    with pytest.raises(WeightsError, match="would drop: 'gate_proj_bias'"):
-        _output({**GOOD, "gate_proj_bias": np.zeros((5, 16), np.float32)})
+    with pytest.raises(WeightsError, match="would drop: 'gate_proj_scale'"):
+        _output({**GOOD, "gate_proj_scale": np.zeros((5, 16), np.float32)})
 
 
 def test_both_forms_at_once_are_refused() -> None:

@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DeepseekV4Config
+from torch import nn
+from transformers import DeepseekV4Config, Llama4TextConfig, NemotronHConfig, Step3p7TextConfig
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Experts
+from transformers.models.llama4.modeling_llama4 import Llama4TextExperts
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
+from transformers.models.step3p7.modeling_step3p7 import Step3p7Experts
 
 import kt_kernel
 from ktransformers.errors import UnsupportedModuleError
@@ -24,7 +28,14 @@ TOLERANCE = {"BF16": 0.006, "INT8": 0.02}
 
 @pytest.mark.parametrize("backend", ["BF16", "INT8"])
 @pytest.mark.parametrize(
-    "build", [models.make_qwen3_moe, models.make_mixtral, models.make_deepseek_v3, models.make_granite_moe]
+    "build",
+    [
+        models.make_qwen3_moe,
+        models.make_mixtral,
+        models.make_deepseek_v3,
+        models.make_granite_moe,
+        models.make_gpt_oss,
+    ],
 )
 def test_the_kernel_agrees_with_transformers(build: Callable[..., Any], backend: str) -> None:
     module = make_experts(build)
@@ -90,6 +101,17 @@ def test_a_router_that_fills_fewer_slots_than_the_configuration_says() -> None:
     assert torch.equal(narrow, operator(hidden, ids, torch.cat([weights[:, :1], torch.zeros(6, 1)], dim=1)))
 
 
+@pytest.mark.parametrize("slots", [3, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_router_that_fills_more_slots_than_the_configuration_says(slots: int, dtype: torch.dtype) -> None:
+    module = make_experts()
+    operator = make_operator(module, backend="BF16")
+    hidden, ids, weights = make_batch(module, 6, k=slots, dtype=dtype)
+    got = operator(hidden, ids, weights)
+    assert got.dtype == dtype
+    assert relative_error(got, module(hidden.float(), ids, weights.float())) < TOLERANCE["BF16"]
+
+
 @pytest.mark.parametrize("op", ["KExpertsCPU", "KExpertsTorch"])
 def test_wrong_shapes_are_named(op: str) -> None:
     module = make_experts()
@@ -111,35 +133,122 @@ def test_gradients_are_refused_not_cut_off() -> None:
         assert operator(hidden, ids, weights).shape == hidden.shape
 
 
-@pytest.mark.parametrize("transposed_layout_fits_too", [False, True])
-def test_biases_run_in_torch_exactly_with_one_line_for_all_layers(
-    transposed_layout_fits_too: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    module = make_experts(models.make_gpt_oss, intermediate_size=32 if transposed_layout_fits_too else 96)
-    with caplog.at_level(logging.WARNING, logger="ktransformers"):
-        first, second = make_operator(module, backend="AMXINT8"), make_operator(module, backend="AMXINT8")
-    assert [record.message for record in caplog.records] == [
-        "GptOssExperts runs in KExpertsTorch, not in the kernel: its projections have biases."
-    ]
-    batch = make_batch(module, 20)
-    assert relative_error(first(*batch), module(*batch)) < 1e-6
-    assert second.active_backend == "torch on cpu (KExpertsTorch)"
+@pytest.mark.parametrize("backend", ["BF16", "INT8"])
+def test_biases_reach_the_kernel_where_both_layouts_would_fit(backend: str) -> None:
+    # hidden = 2·intermediate: gate_up (E, H, 2I) is square, and nothing but the flag says which side is which.
+    module = make_experts(models.make_gpt_oss, intermediate_size=32)
+    operator, batch = make_operator(module, backend=backend), make_batch(module, 20)
+    wanted = module(*batch)
+    assert operator.describe()["op"] == "KExpertsCPU"
+    assert relative_error(operator(*batch), wanted) < TOLERANCE[backend]
+    module.gate_up_proj_bias.zero_()
+    assert relative_error(module(*batch), wanted) > 0.1  # the case would show forgotten biases
+
+
+@pytest.mark.parametrize("backend", ["BF16", "INT8"])
+def test_experts_without_a_gate_run_in_the_kernel(backend: str) -> None:
+    config = NemotronHConfig(n_routed_experts=4, hidden_size=64, moe_intermediate_size=48, num_experts_per_tok=2)
+    config._experts_implementation = "eager"
+    module: Any = NemotronHExperts(config).requires_grad_(False)
+    for parameter in module.parameters():
+        parameter.normal_(generator=torch.Generator().manual_seed(1)).mul_(0.12)
+    operator, batch = make_operator(module, backend=backend), make_batch(module, 16)
+    assert operator.describe()["op"] == "KExpertsCPU"
+    assert relative_error(operator(*batch), module(*batch)) < TOLERANCE[backend]
+
+
+def _make_normed_experts() -> Any:
+    module = make_experts()
+    module.has_post_expert_norm = True
+    module.post_expert_norm = nn.RMSNorm(64, eps=1e-6).requires_grad_(False)
+    module.post_expert_norm.weight.copy_(torch.linspace(0.5, 2.0, 64))
+    module.config._experts_implementation = "batched_mm"  # the eager text of this class knows of no norm
+    return module
+
+
+@pytest.mark.parametrize("tokens", [0, 5, 12])
+@pytest.mark.parametrize("backend", ["BF16", "INT8"])
+def test_each_experts_output_is_normalised_behind_the_kernel(backend: str, tokens: int) -> None:
+    module = _make_normed_experts()
+    operator, batch = make_operator(module, backend=backend), make_batch(module, tokens)
+    assert operator.describe()["op"] == "KExpertsCPU"
+    got = operator(*batch)
+    assert got.shape == batch[0].shape
+    assert not tokens or relative_error(got, module(*batch)) < TOLERANCE[backend]
+
+
+def test_a_norm_that_is_nan_at_zero_does_not_touch_experts_that_are_not_there() -> None:
+    module = _make_normed_experts()
+    module.post_expert_norm.eps = 0.0
+    operator = make_operator(module, backend="BF16")
+    hidden, ids, weights = make_batch(module, 4)
+    ids[1, 0], ids[2] = 8, -1
+    got = operator(hidden, ids, weights)
+    assert got.isfinite().all()
+    assert not got[2].any()
+    assert got[1].any()
+
+
+@pytest.mark.parametrize("kwargs", [{"backend": "BF16"}, {"backend": "INT8"}, {"generate_op": "KExpertsTorch"}])
+def test_rows_that_come_sorted_by_expert(kwargs: dict[str, Any]) -> None:
+    config = Llama4TextConfig(num_local_experts=3, hidden_size=64, intermediate_size=40, num_experts_per_tok=1)
+    module: Any = Llama4TextExperts(config).requires_grad_(False)
+    module.config = config
+    for parameter in module.parameters():
+        parameter.normal_(generator=torch.Generator().manual_seed(1)).mul_(0.15)
+    rows = torch.randn(3, 7, 64)
+    rows[0, :4], rows[1, 2:] = 0.0, 0.0  # tokens that went elsewhere
+    rows = rows.view(21, 64)
+    operator, wanted = make_operator(module, **kwargs), module(rows)
+    got = operator(rows)
+    assert relative_error(got, wanted) < TOLERANCE.get(kwargs.get("backend", ""), 1e-6)
+    assert not got[:4].any()
+    assert operator(rows[:0]).shape == (0, 64)
+
+
+@pytest.mark.parametrize("kwargs", [{"backend": "BF16"}, {"backend": "INT8"}, {"generate_op": "KExpertsTorch"}])
+def test_experts_outside_the_interface_with_their_clamp_behind_the_activation(kwargs: dict[str, Any]) -> None:
+    config = Step3p7TextConfig(num_local_experts=4, hidden_size=64, moe_intermediate_size=40)
+    module: Any = Step3p7Experts(config, swiglu_limit=0.7).requires_grad_(False)
+    module.config = config
+    for parameter in module.parameters():
+        parameter.normal_(generator=torch.Generator().manual_seed(1)).mul_(0.2)
+    operator, batch = make_operator(module, **kwargs), make_batch(module, 16)
+    clamped = module(*batch)
+    assert relative_error(operator(*batch), clamped) < TOLERANCE.get(kwargs.get("backend", ""), 1e-6)
+    module.limit = float("inf")
+    assert relative_error(module(*batch), clamped) > 0.3  # the case would show a forgotten clamp
+
+
+def test_experts_that_need_ids_say_so() -> None:
+    operator = make_operator()
+    with pytest.raises(kt_kernel.InputError, match="takes hidden states, expert ids and routing weights"):
+        operator(torch.zeros(2, 64))
 
 
 def test_strict_refuses_what_the_kernel_does_not_compute_exactly() -> None:
-    module = make_experts(models.make_gpt_oss)
+    module = make_experts(hidden_act="mish")
     problems = KTransformersExperts.check(key=KEY, orig_module=module, config=module.config, kwargs={"strict": True})
-    assert problems == ["strict: the kernel does not compute GptOssExperts exactly: its projections have biases"]
-    with pytest.raises(UnsupportedModuleError, match="biases"):
+    assert problems == [
+        "strict: the kernel does not compute Qwen3MoeExperts exactly: its gate computes none of the kernel's formulas "
+        "(hidden_act is 'mish')"
+    ]
+    with pytest.raises(UnsupportedModuleError, match="mish"):
         make_operator(module, strict=True)
 
 
-def test_an_unknown_gate_runs_in_torch_not_as_silu() -> None:
-    module = make_experts(hidden_act="gelu")
-    batch = make_batch(module, 8)
-    operator = make_operator(module)
-    assert operator.describe()["op"] == "KExpertsTorch"
-    assert relative_error(operator(*batch), module(*batch)) < 1e-6
+def test_an_unknown_gate_runs_in_torch_exactly_with_one_line_for_all_layers(caplog: pytest.LogCaptureFixture) -> None:
+    module = make_experts(hidden_act="mish")
+    with caplog.at_level(logging.WARNING, logger="ktransformers"):
+        first, second = make_operator(module, backend="AMXINT8"), make_operator(module, backend="AMXINT8")
+    assert [record.message for record in caplog.records] == [
+        "Qwen3MoeExperts runs in KExpertsTorch, not in the kernel: its gate computes none of the kernel's formulas "
+        "(hidden_act is 'mish')."
+    ]
+    batch = make_batch(module, 20)
+    assert first.describe()["op"] == "KExpertsTorch"
+    assert relative_error(first(*batch), module(*batch)) < 1e-6
+    assert second.active_backend == "torch on cpu (KExpertsTorch)"
 
 
 def test_clamps_that_bite_reach_the_kernel() -> None:

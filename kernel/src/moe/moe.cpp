@@ -95,6 +95,8 @@ MoE::MoE(std::shared_ptr<Context> context, std::shared_ptr<const PackedExperts> 
       max_tokens_(max_tokens) {
   if (format_.gate_up == nullptr)
     throw Error("this tier has no " + std::string(format_name(packed_->layout().format)) + " kernels");
+  if (gate.gated != packed_->layout().traits.gated)
+    throw Error("the gate formula and the packed layer disagree on whether there is a gate");
   if (top_k == 0 || max_tokens == 0) throw Error("top_k and max_tokens must be at least 1");
 }
 
@@ -120,7 +122,7 @@ MoE::Chunk MoE::carve(Context::Session& session, const ForwardArgs& args, std::s
               .k = args.k,
               .in_bytes = format_.row_bytes(l.gate_up.k_padded),
               .inner_bytes = format_.row_bytes(l.down.k_padded),
-              .activated = l.gate_up.blocks * kPanelChannels,
+              .activated = l.gate_up.blocks * l.activated_channels(),
               .out = l.down.blocks * kBlockChannels,
               .work_floats = std::max(l.gate_up.k_padded, l.down.k_padded)};
   Carver measure(nullptr);
@@ -197,7 +199,8 @@ void MoE::gate_up(const Chunk& c, std::size_t begin, std::size_t end) const {
                      .block_bytes = l.gate_up.block_bytes,
                      .block_count = count,
                      .k_padded = l.gate_up.k_padded,
-                     .out = c.rows_activated + group.first * c.activated + block * kPanelChannels,
+                     .has_bias = l.traits.biased,
+                     .out = c.rows_activated + group.first * c.activated + block * l.activated_channels(),
                      .out_stride = c.activated},
                     gate_);
     begin += count;
@@ -227,6 +230,7 @@ void MoE::down(const Chunk& c, std::size_t begin, std::size_t end) const {
                   .block_bytes = l.down.block_bytes,
                   .block_count = count,
                   .k_padded = l.down.k_padded,
+                  .has_bias = l.traits.biased,
                   .out = c.rows_out + group.first * c.out + block * kBlockChannels,
                   .out_stride = c.out});
     begin += count;

@@ -16,13 +16,13 @@ std::size_t bytes_per_weight(Format format) {
   return format == Format::kInt8 ? 1 : 2;
 }
 
-MatrixLayout make_matrix(Format format, std::size_t inputs, std::size_t blocks) {
+MatrixLayout make_matrix(Format format, bool biased, std::size_t inputs, std::size_t channels, std::size_t per_block) {
   MatrixLayout matrix;
   matrix.inputs = inputs;
   matrix.k_padded = round_up(inputs, kInputPadding);
-  matrix.blocks = blocks;
-  matrix.block_bytes =
-      kBlockChannels * matrix.k_padded * bytes_per_weight(format) + (format == Format::kInt8 ? kTrailerBytes : 0);
+  matrix.blocks = (channels + per_block - 1) / per_block;
+  matrix.block_bytes = kBlockChannels * matrix.k_padded * bytes_per_weight(format) + (biased ? kBiasBytes : 0) +
+                       (format == Format::kInt8 ? kTrailerBytes : 0);
   return matrix;
 }
 
@@ -45,21 +45,19 @@ void check_sizes(Format format, std::size_t experts, std::size_t hidden, std::si
 
 }  // namespace
 
-LayerLayout::LayerLayout(Format format, bool rotated, std::size_t experts, std::size_t hidden, std::size_t intermediate)
-    : format(format),
-      rotated(rotated && format == Format::kInt8),
-      experts(experts),
-      hidden(hidden),
-      intermediate(intermediate) {
+LayerLayout::LayerLayout(Format format, const LayerTraits& traits, std::size_t experts, std::size_t hidden,
+                         std::size_t intermediate)
+    : format(format), traits(traits), experts(experts), hidden(hidden), intermediate(intermediate) {
   check_sizes(format, experts, hidden, intermediate);
-  gate_up = make_matrix(format, hidden, (intermediate + kPanelChannels - 1) / kPanelChannels);
-  down = make_matrix(format, intermediate, (hidden + kBlockChannels - 1) / kBlockChannels);
+  this->traits.rotated = traits.rotated && format == Format::kInt8;
+  gate_up = make_matrix(format, traits.biased, hidden, intermediate, activated_channels());
+  down = make_matrix(format, traits.biased, intermediate, hidden, kBlockChannels);
   expert_bytes = gate_up.bytes() + down.bytes();
   if (expert_bytes > std::numeric_limits<std::ptrdiff_t>::max() / experts) throw std::bad_alloc();
 }
 
 std::size_t LayerLayout::rotation(const MatrixLayout& matrix) const {
-  return rotated ? rotation_block(matrix.k_padded) : 0;
+  return traits.rotated ? rotation_block(matrix.k_padded) : 0;
 }
 
 std::size_t rotation_block(std::size_t k_padded) {

@@ -8,7 +8,7 @@
 
 namespace kt {
 
-inline constexpr int kLayoutVersion = 1;
+inline constexpr int kLayoutVersion = 2;
 
 // Largest INT8 dot product: 255·127·K must stay below 2^31 for the tiers that offset activations to u8.
 inline constexpr std::size_t kMaxInt8Inputs = 65536;
@@ -18,27 +18,38 @@ struct MatrixLayout {
   std::size_t inputs = 0;    // K
   std::size_t k_padded = 0;  // K up to a multiple of 64
   std::size_t blocks = 0;
-  std::size_t block_bytes = 0;
+  std::size_t block_bytes = 0;  // tiles, biases if there are any, INT8's scales and channel sums
   std::size_t bytes() const { return blocks * block_bytes; }
+};
+
+// What a layer holds beside its sizes.
+struct LayerTraits {
+  bool rotated = true;  // INT8 only
+  bool gated = true;    // false: one projection before the activation instead of gate and up
+  bool biased = false;
 };
 
 // One layer: E experts, each [gate_up blocks][down blocks].
 struct LayerLayout {
   // Throws Error for sizes that are zero, overflow, or are beyond the format's exact range.
-  LayerLayout(Format format, bool rotated, std::size_t experts, std::size_t hidden, std::size_t intermediate);
+  LayerLayout(Format format, const LayerTraits& traits, std::size_t experts, std::size_t hidden,
+              std::size_t intermediate);
 
   Format format;
-  bool rotated;
+  LayerTraits traits;
   std::size_t experts;
   std::size_t hidden;        // H: inputs of gate/up, channels of down
   std::size_t intermediate;  // I: channels of gate/up, inputs of down
-  MatrixLayout gate_up;      // block b: gate channels 16b… on the left panel, up channels 16b… on the right
-  MatrixLayout down;         // block b: channels 32b…
+  // Block b: gate channels 16b… on the left panel, up channels 16b… on the right; without a gate as `down`.
+  MatrixLayout gate_up;
+  MatrixLayout down;  // block b: channels 32b…
   std::size_t expert_bytes;
 
   std::size_t bytes() const { return experts * expert_bytes; }
   std::size_t gate_up_offset(std::size_t expert) const { return expert * expert_bytes; }
   std::size_t down_offset(std::size_t expert) const { return expert * expert_bytes + gate_up.bytes(); }
+  // Channels of the gate/up side that one gate_up block makes.
+  std::size_t activated_channels() const { return traits.gated ? kPanelChannels : kBlockChannels; }
   // Hadamard block of a matrix's inputs, 0 when the layer is not rotated.
   std::size_t rotation(const MatrixLayout& matrix) const;
 };

@@ -54,6 +54,11 @@ float* scales_of(const MatrixLayout& matrix, std::byte* block) {
   return reinterpret_cast<float*>(block + matrix.block_bytes - kTrailerBytes);
 }
 
+float* biases_of(const LayerLayout& layout, const MatrixLayout& matrix, std::byte* block) {
+  const std::size_t behind = layout.format == Format::kInt8 ? kTrailerBytes : 0;
+  return reinterpret_cast<float*>(block + matrix.block_bytes - behind - kBiasBytes);
+}
+
 std::int32_t* sums_of(const MatrixLayout& matrix, std::byte* block) {
   return reinterpret_cast<std::int32_t*>(block + matrix.block_bytes - kTrailerBytes / 2);
 }
@@ -124,11 +129,27 @@ void PanelPacker::pack(const MatrixLayout& matrix, std::byte* block, std::size_t
       throw WeightsValueError(std::string(name) + " weights of channel " + std::to_string(first + lane) +
                               " are too large to rotate: sums of them overflow fp32");
     }
+    if (layout_.traits.biased) {
+      const float bias = first + lane < channels ? source.bias[first + lane] : 0.0f;
+      if (!std::isfinite(bias)) {
+        throw WeightsValueError(std::string(name) + " bias of channel " + std::to_string(first + lane) + " is " +
+                                (std::isnan(bias) ? "NaN" : "infinite"));
+      }
+      biases_of(layout_, matrix, block)[panel * kPanelChannels + lane] = bias;
+    }
+  }
+}
+
+void PanelPacker::pack_both(const MatrixLayout& matrix, std::byte* block, const WeightView& source, const char* name,
+                            std::size_t index, std::size_t channels) const {
+  for (std::size_t panel = 0; panel < 2; ++panel) {
+    pack(matrix, block, panel, source, name, index * kBlockChannels + panel * kPanelChannels, channels);
   }
 }
 
 void unpack_channel(const LayerLayout& layout, const TierTable& table, const MatrixLayout& matrix,
-                    const std::byte* block, std::size_t panel, std::size_t lane, float* out) {
+                    const std::byte* block, std::size_t channel, float* out) {
+  const std::size_t panel = channel / kPanelChannels, lane = channel % kPanelChannels;
   std::vector<float> row(matrix.k_padded);
   const std::size_t per_word = layout.format == Format::kInt8 ? 4 : 2;
   for (std::size_t i = 0; i < matrix.k_padded; ++i) {
@@ -145,7 +166,7 @@ void unpack_channel(const LayerLayout& layout, const TierTable& table, const Mat
     const std::size_t rotation = layout.rotation(matrix);
     if (rotation != 0)
       table.rotate(row.data(), matrix.k_padded, rotation);  // H is its own inverse, up to the factor in the scale
-    const float scale = scales_of(matrix, const_cast<std::byte*>(block))[panel * kPanelChannels + lane];
+    const float scale = scales_of(matrix, const_cast<std::byte*>(block))[channel];
     for (float& value : row) value *= scale;
   }
   std::copy_n(row.begin(), matrix.inputs, out);

@@ -15,6 +15,10 @@ class PanelPacker {
   void pack(const MatrixLayout& matrix, std::byte* block, std::size_t panel, const WeightView& source, const char* name,
             std::size_t first, std::size_t channels) const;
 
+  // Both panels of block `index`: channels [32·index, 32·index + 32).
+  void pack_both(const MatrixLayout& matrix, std::byte* block, const WeightView& source, const char* name,
+                 std::size_t index, std::size_t channels) const;
+
  private:
   void load(const WeightView& source, const char* name, std::size_t channel, const MatrixLayout& matrix) const;
   void place(std::byte* block, std::size_t panel, std::size_t lane, std::size_t words) const;
@@ -28,8 +32,8 @@ class PanelPacker {
   void* packed_row_;
 };
 
-// The dequantised, un-rotated inputs of one channel (matrix.inputs floats).
+// The dequantised, un-rotated inputs of one of a block's 32 channels (matrix.inputs floats).
 void unpack_channel(const LayerLayout& layout, const TierTable& table, const MatrixLayout& matrix,
-                    const std::byte* block, std::size_t panel, std::size_t lane, float* out);
+                    const std::byte* block, std::size_t channel, float* out);
 
 }  // namespace kt

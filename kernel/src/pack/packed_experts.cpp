@@ -26,17 +26,17 @@ void PackedExperts::pack(Context& context, const TierTable& table, std::size_t e
                       float* floats = reinterpret_cast<float*>(scratch) + thread * 2 * row_floats;
                       const PanelPacker packer(l, table, floats, floats + row_floats);
                       for (std::size_t b = begin; b < end; ++b) {
-                        if (b < l.gate_up.blocks) {
-                          std::byte* block = gate_up + b * l.gate_up.block_bytes;
+                        if (b >= l.gate_up.blocks) {
+                          const std::size_t d = b - l.gate_up.blocks;
+                          packer.pack_both(l.down, down + d * l.down.block_bytes, source.down, "down", d, l.hidden);
+                          continue;
+                        }
+                        std::byte* block = gate_up + b * l.gate_up.block_bytes;
+                        if (l.traits.gated) {
                           packer.pack(l.gate_up, block, 0, source.gate, "gate", b * kPanelChannels, l.intermediate);
                           packer.pack(l.gate_up, block, 1, source.up, "up", b * kPanelChannels, l.intermediate);
                         } else {
-                          const std::size_t d = b - l.gate_up.blocks;
-                          std::byte* block = down + d * l.down.block_bytes;
-                          for (std::size_t panel = 0; panel < 2; ++panel) {
-                            packer.pack(l.down, block, panel, source.down, "down",
-                                        d * kBlockChannels + panel * kPanelChannels, l.hidden);
-                          }
+                          packer.pack_both(l.gate_up, block, source.up, "up", b, l.intermediate);
                         }
                       }
                     }};
@@ -46,15 +46,20 @@ void PackedExperts::pack(Context& context, const TierTable& table, std::size_t e
 void PackedExperts::unpack(const TierTable& table, std::size_t expert, float* gate, float* up, float* down) const {
   check_expert(expert);
   const LayerLayout& l = layout_;
+  const std::byte* gate_up = data() + l.gate_up_offset(expert);
   for (std::size_t c = 0; c < l.intermediate; ++c) {
-    const std::byte* block = data() + l.gate_up_offset(expert) + c / kPanelChannels * l.gate_up.block_bytes;
-    unpack_channel(l, table, l.gate_up, block, 0, c % kPanelChannels, gate + c * l.hidden);
-    unpack_channel(l, table, l.gate_up, block, 1, c % kPanelChannels, up + c * l.hidden);
+    if (l.traits.gated) {
+      const std::byte* block = gate_up + c / kPanelChannels * l.gate_up.block_bytes;
+      unpack_channel(l, table, l.gate_up, block, c % kPanelChannels, gate + c * l.hidden);
+      unpack_channel(l, table, l.gate_up, block, kPanelChannels + c % kPanelChannels, up + c * l.hidden);
+    } else {
+      const std::byte* block = gate_up + c / kBlockChannels * l.gate_up.block_bytes;
+      unpack_channel(l, table, l.gate_up, block, c % kBlockChannels, up + c * l.hidden);
+    }
   }
   for (std::size_t c = 0; c < l.hidden; ++c) {
     const std::byte* block = data() + l.down_offset(expert) + c / kBlockChannels * l.down.block_bytes;
-    unpack_channel(l, table, l.down, block, c % kBlockChannels / kPanelChannels, c % kPanelChannels,
-                   down + c * l.intermediate);
+    unpack_channel(l, table, l.down, block, c % kBlockChannels, down + c * l.intermediate);
   }
 }
 

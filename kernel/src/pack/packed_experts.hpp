@@ -16,10 +16,11 @@ struct WeightView {
   DType dtype = DType::kF32;
   std::ptrdiff_t channel_stride = 0;
   std::ptrdiff_t input_stride = 1;
+  const float* bias = nullptr;  // one a channel, for biased layers
 };
 
 struct ExpertSource {
-  WeightView gate;  // (I, H)
+  WeightView gate;  // (I, H); unused where the layer has no gate
   WeightView up;    // (I, H)
   WeightView down;  // (H, I)
 };
@@ -36,7 +37,7 @@ class PackedExperts {
   // Throws WeightsValueError for a NaN or infinite weight, and the expert must then not be used.
   void pack(Context& context, const TierTable& table, std::size_t expert, const ExpertSource& source);
 
-  // Dequantised and un-rotated: (I, H), (I, H), (H, I), contiguous fp32.
+  // Dequantised and un-rotated: (I, H), (I, H), (H, I), contiguous fp32. Without a gate `gate` is not written.
   void unpack(const TierTable& table, std::size_t expert, float* gate, float* up, float* down) const;
 
  private:

@@ -132,7 +132,7 @@ void encode_int8_row(const void* x, DType dtype, std::size_t k, std::size_t k_pa
   *scale = quantize(work, k_padded, static_cast<std::int8_t*>(row));
 }
 
-std::size_t int8_row_bytes(std::size_t k_padded) {
+inline std::size_t int8_row_bytes(std::size_t k_padded) {
   return k_padded;
 }
 
@@ -164,6 +164,30 @@ inline F silu(F x, F minus_alpha) {
   return div(x, add(set1(1.0f), exp_of(mul(x, minus_alpha))));
 }
 
+// x·Phi(x), Phi the normal distribution: erfc by Abramowitz & Stegun 7.1.26 (absolute error below 1.5e-7), on the side
+// where it is small, so that nothing cancels.
+inline F gelu(F x) {
+  const F magnitude = max_of(x, sub(set1(0.0f), x));
+  const F z = mul(magnitude, set1(0.70710678f));
+  const F t = div(set1(1.0f), add(set1(1.0f), mul(z, set1(0.3275911f))));
+  F p = set1(1.061405429f);
+  p = add(mul(p, t), set1(-1.453152027f));
+  p = add(mul(p, t), set1(1.421413741f));
+  p = add(mul(p, t), set1(-0.284496736f));
+  p = add(mul(p, t), set1(0.254829592f));
+  const F erfc = mul(mul(p, t), exp_of(sub(set1(0.0f), mul(z, z))));
+  const F small = mul(mul(set1(0.5f), magnitude), erfc);  // |x|·Phi(-|x|)
+  // max(x, 0) - |x|·Phi(-|x|); a NaN comes back through max_of's second operand.
+  return sub(max_of(set1(0.0f), x), small);
+}
+
+// x·sigmoid(2·sqrt(2/pi)·(x + 0.044715·x^3)), which is the tanh form: (1 + tanh(y))/2 = sigmoid(2y).
+inline F gelu_tanh(F x) {
+  const F cube = mul(mul(x, x), x);
+  const F inner = mul(add(x, mul(cube, set1(0.044715f))), set1(-1.59576912f));
+  return div(x, add(set1(1.0f), exp_of(inner)));
+}
+
 // A NaN must survive the clamp: comparing with the value second returns it.
 inline F clamp_above(F x, F limit) {
   return min_of(limit, x);
@@ -172,13 +196,33 @@ inline F clamp_below(F x, F limit) {
   return max_of(limit, x);
 }
 
+inline F activate(F x, const Gate& gate) {
+  switch (gate.activation) {
+    case Activation::kGelu:
+      return gelu(x);
+    case Activation::kGeluTanh:
+      return gelu_tanh(x);
+    case Activation::kRelu:
+      return clamp_below(x, set1(0.0f));
+    case Activation::kReluSquared: {
+      const F positive = clamp_below(x, set1(0.0f));
+      return mul(positive, positive);
+    }
+    case Activation::kSilu:
+      break;
+  }
+  return silu(x, set1(-gate.alpha));
+}
+
 inline F gated(F g, F u, const Gate& gate) {
-  if (gate.limit > 0.0f) {
-    g = clamp_above(g, set1(gate.limit));
+  const bool clamped = gate.limit > 0.0f;
+  if (clamped) {
+    if (!gate.limit_after) g = clamp_above(g, set1(gate.limit));
     u = clamp_below(clamp_above(u, set1(gate.limit)), set1(-gate.limit));
   }
-  if (gate.kind == GateKind::kSwigluOai) return mul(silu(g, set1(-gate.alpha)), add(u, set1(1.0f)));
-  return mul(silu(g, set1(-1.0f)), u);
+  F a = activate(g, gate);
+  if (clamped && gate.limit_after) a = clamp_above(a, set1(gate.limit));
+  return mul(a, gate.up_offset == 0.0f ? u : add(u, set1(gate.up_offset)));
 }
 
 // ---- epilogues: a micro kernel leaves `rows` x 32 sums, left panel first
@@ -191,9 +235,18 @@ inline void scale_sums(const std::int32_t* sums, const float* channel_scales, fl
   }
 }
 
-inline void store_gated(const float* left_right, const Gate& gate, float* out) {
-  for (std::size_t i = 0; i < kPanelChannels; i += kWidth) {
-    store(out + i, gated(load(left_right + i), load(left_right + kPanelChannels + i), gate));
+inline void add_biases(const float* biases, float* values) {
+  for (std::size_t i = 0; i < kBlockChannels; i += kWidth) store(values + i, add(load(values + i), load(biases + i)));
+}
+
+// 16 activated channels of a gated block, or all 32 of one without a gate.
+inline void store_activated(const float* left_right, const Gate& gate, float* out) {
+  if (gate.gated) {
+    for (std::size_t i = 0; i < kPanelChannels; i += kWidth) {
+      store(out + i, gated(load(left_right + i), load(left_right + kPanelChannels + i), gate));
+    }
+  } else {
+    for (std::size_t i = 0; i < kBlockChannels; i += kWidth) store(out + i, activate(load(left_right + i), gate));
   }
 }
 

@@ -26,14 +26,22 @@ class Prefetcher {
   std::size_t left_;
 };
 
-// `sums` of one row -> 32 fp32 channel values; INT8 scales them with the block's trailer.
+// `sums` of one row -> 32 fp32 channel values: INT8 scales them, then biases are added. A block ends in its biases,
+// then for INT8 its scales and channel sums.
 inline void finish_row(const std::int32_t* sums, const GemmCall& call, const char* block, std::size_t row, float* out) {
   const char* trailer = block + call.block_bytes - kTrailerBytes;
   scale_sums(sums, reinterpret_cast<const float*>(trailer), call.row_scales[row], out);
+  if (call.has_bias) add_biases(reinterpret_cast<const float*>(trailer - kBiasBytes), out);
 }
 
-inline void finish_row(const float* sums, const GemmCall&, const char*, std::size_t, float* out) {
+inline void finish_row(const float* sums, const GemmCall& call, const char* block, std::size_t, float* out) {
   for (std::size_t i = 0; i < kBlockChannels; i += kWidth) store(out + i, load(sums + i));
+  if (call.has_bias) add_biases(reinterpret_cast<const float*>(block + call.block_bytes - kBiasBytes), out);
+}
+
+// Output columns of one gate_up block.
+inline std::size_t activated_channels(const Gate& gate) {
+  return gate.gated ? kPanelChannels : kBlockChannels;
 }
 
 template <class Micro, class Epilogue>
@@ -55,7 +63,7 @@ void gate_up(const GemmCall& call, const Gate& gate) {
   for_each_row<Micro>(call, [&](const typename Micro::Sum* sums, const char* block, std::size_t b, std::size_t row) {
     alignas(64) float values[kBlockChannels];
     finish_row(sums, call, block, row, values);
-    store_gated(values, gate, call.out + row * call.out_stride + b * kPanelChannels);
+    store_activated(values, gate, call.out + row * call.out_stride + b * activated_channels(gate));
   });
 }
 

@@ -12,14 +12,16 @@ namespace kt {
 enum class Format : int { kInt8, kBf16 };
 enum class DType : int { kF32, kBf16, kF16 };
 
-// kSilu: silu(g)·u.  kClampedSilu: silu(min(g, L))·clamp(u, ±L).  kSwigluOai: g·sigmoid(alpha·g)·(u + 1), clamped alike
-// (gpt-oss).
-enum class GateKind : int { kSilu, kClampedSilu, kSwigluOai };
+enum class Activation : int { kSilu, kGelu, kGeluTanh, kRelu, kReluSquared };
 
+// What becomes of an expert's first products: activation(g)·(u + up_offset), or activation(x) where there is no gate.
 struct Gate {
-  GateKind kind = GateKind::kSilu;
-  float alpha = 0.0f;
-  float limit = 0.0f;  // 0: no clamp
+  Activation activation = Activation::kSilu;
+  bool gated = true;
+  float alpha = 1.0f;        // kSilu: x·sigmoid(alpha·x)
+  float limit = 0.0f;        // above 0: g at most the limit, u within ±limit
+  bool limit_after = false;  // the limit holds for activation(g) instead of g
+  float up_offset = 0.0f;
 };
 
 // Geometry of the packed layout; docs/architecture.md draws it.
@@ -29,6 +31,7 @@ inline constexpr std::size_t kBlockChannels = 32;  // two panels: the N side of 
 inline constexpr std::size_t kInputPadding = 64;   // K of one AMX int8 tile; two bf16 tiles
 inline constexpr std::size_t kRowBytes = 64;       // 16 channels x 4 bytes of K: a cache line, a tile row
 inline constexpr std::size_t kTileBytes = 1024;    // 16 panel rows
+inline constexpr std::size_t kBiasBytes = 128;     // 32 fp32 biases, where a layer has them; then
 inline constexpr std::size_t kTrailerBytes = 256;  // INT8: 32 fp32 scales, then 32 int32 channel sums
 
 // Rows of one expert times some of its column blocks.
@@ -41,6 +44,7 @@ struct GemmCall {
   std::size_t block_bytes;
   std::size_t block_count;
   std::size_t k_padded;
+  bool has_bias;
   float* out;              // first output column of the first block
   std::size_t out_stride;  // floats between output rows
 };
@@ -53,7 +57,7 @@ struct FormatTable {
   // scale. `work` holds k_padded floats, 64-byte aligned.
   void (*encode_row)(const void* x, DType dtype, std::size_t k, std::size_t k_padded, std::size_t rotation, void* row,
                      float* scale, float* work);
-  // 16 activated columns per block: out = gate(left panel, right panel).
+  // 16 activated columns per block, gate(left panel, right panel); 32 where there is no gate.
   void (*gate_up)(const GemmCall& call, const Gate& gate);
   // 32 columns per block.
   void (*down)(const GemmCall& call);

@@ -160,7 +160,7 @@ void gate_up_by_tiles(const GemmCall& call, const Gate& gate) {
       call, [&](const typename Product::Sum* sums, const char* block, std::size_t b, std::size_t row) {
         alignas(64) float values[kBlockChannels];
         finish_row(sums, call, block, row, values);
-        store_gated(values, gate, call.out + row * call.out_stride + b * kPanelChannels);
+        store_activated(values, gate, call.out + row * call.out_stride + b * activated_channels(gate));
       });
 }
 
