@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tools.mca.kernels import compiler
-from tools.mca.loops import assembly, functions, innermost, loops, without
+from tools.mca.loops import Ways, assembly, functions, innermost, loops, without
 from tools.mca.model import NotAvailable, Throughput, Tool, find, throughput, total
 from tools.mca.table import BEGIN, END, between_marks, heading, regenerate, with_table
 
@@ -39,7 +39,7 @@ def test_loops_are_found_by_their_jumps_back_and_the_inner_one_is_told_apart() -
     assert [(loop.first, loop.last) for loop in found] == [(0x2, 0x6), (0x0, 0xA)]
     assert innermost(found) == [found[0]]
     assert found[0].count("vpdpbusd") == 1
-    assert [each.name for each in without(found[1].body, found[0])] == ["xor", "prefetcht1", "jmp"]
+    assert [each.name for each in without(found[1].body, found[0].body)] == ["xor", "prefetcht1", "jmp"]
 
 
 def test_a_loop_becomes_a_text_with_one_label_and_without_symbols() -> None:
@@ -103,3 +103,44 @@ def test_the_documented_tile_loops_reach_nine_tenths_of_the_tile_unit() -> None:
     rates = [float(line.split("|")[-2]) for line in lines]
     assert len(rates) == 4
     assert min(rates) >= 0.9
+
+
+BRANCHES = """
+0000000000000000 <f>:
+   0:	tdpbusd %tmm6,%tmm4,%tmm0
+   2:	mov    %rax,%rbx
+   4:	je     20 <f+0x20>
+   6:	vmulps %zmm0,%zmm0,%zmm0
+   8:	vmulps %zmm0,%zmm0,%zmm0
+   a:	jne    2 <f+0x2>
+   c:	jne    0 <f>
+   e:	ret
+  20:	vdivps %zmm0,%zmm0,%zmm0
+  21:	jb     2a <f+0x2a>
+  22:	jg     a <f+0xa>
+  24:	vaddps %zmm0,%zmm0,%zmm0
+  26:	jmp    a <f+0xa>
+  2a:	vmovups %zmm0,0x40(%rax)
+  2b:	jmp    a <f+0xa>
+"""
+
+
+def test_of_alternatives_in_a_loop_one_way_is_taken_wherever_the_compiler_put_it() -> None:
+    function = functions(BRANCHES)["f"]
+    inner, outer = (each for each in loops(function) if each.last in (0xA, 0xC))
+    ways = Ways(function, inner, outer)
+    assert [hex(each.address) for each in ways.shortest("vdivps")] == ["0x2", "0x4", "0x20", "0x21", "0x22", "0xa"]
+    assert [each.name for each in ways.shortest("vaddps")] == [
+        "mov",
+        "je",
+        "vdivps",
+        "jb",
+        "jg",
+        "vaddps",
+        "jmp",
+        "jne",
+    ]
+    assert [each.name for each in ways.shortest("vmulps")] == ["mov", "je", "vmulps", "vmulps", "jne"]
+    assert [each.address for each in without(outer.body, ways.instructions)] == [0x0, 0xC]
+    with pytest.raises(LookupError, match="vsqrtps"):
+        ways.shortest("vsqrtps")

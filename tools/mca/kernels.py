@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.mca.loops import Instruction, Loop, functions, innermost, loops
+from tools.mca.loops import Instruction, Loop, Ways, functions, innermost, loops, without
 from tools.mca.model import NotAvailable
 
 KERNEL = Path(__file__).resolve().parents[2] / "kernel"
@@ -38,6 +38,7 @@ class TileLoop:
     function: str
     inputs: int  # K of the layer it is counted for
     depth: int  # inputs of one tile
+    through: str  # an instruction that the counted way through the epilogue has
 
 
 VECTOR_LOOPS = tuple(
@@ -50,12 +51,13 @@ VECTOR_LOOPS = tuple(
     )
     for rows in counts
 )
-# Hidden size 2048, intermediate size 768: the experts of Qwen3-30B-A3B.
+# Hidden size 2048, intermediate size 768, SwiGLU: the experts of Qwen3-30B-A3B. Its way through the epilogue is the
+# shortest that divides and stores one vector: without a gate there are two, and other formulas are longer.
 TILE_LOOPS = (
-    TileLoop("INT8", "Int8Product", "gate_up_by_tiles", 2048, 64),
-    TileLoop("INT8", "Int8Product", "down_by_tiles", 768, 64),
-    TileLoop("BF16", "Bf16Product", "gate_up_by_tiles", 2048, 32),
-    TileLoop("BF16", "Bf16Product", "down_by_tiles", 768, 32),
+    TileLoop("INT8", "Int8Product", "gate_up_by_tiles", 2048, 64, "vdivps"),
+    TileLoop("INT8", "Int8Product", "down_by_tiles", 768, 64, "vmovups"),
+    TileLoop("BF16", "Bf16Product", "gate_up_by_tiles", 2048, 32, "vdivps"),
+    TileLoop("BF16", "Bf16Product", "down_by_tiles", 768, 32, "vmovups"),
 )
 
 
@@ -107,8 +109,17 @@ def vector_loop(tiers: dict[str, dict[str, list[Instruction]]], wanted: VectorLo
     raise LookupError(f"{wanted.tier}: no loop with {count} {wanted.instruction} ({wanted.tile}, {wanted.rows} rows)")
 
 
-def tile_loop(tiers: dict[str, dict[str, list[Instruction]]], wanted: TileLoop) -> tuple[Loop, Loop, Loop]:
-    """The loop over K, and the two inside it: prefetching, and the epilogue of a row."""
+@dataclass(frozen=True)
+class TilePass:
+    """The code of one pass over K: prefetching and the epilogue of a row are loops inside it, the frame is the rest."""
+
+    frame: list[Instruction]
+    prefetch: list[Instruction]
+    epilogue: list[Instruction]
+
+
+def tile_pass(tiers: dict[str, dict[str, list[Instruction]]], wanted: TileLoop) -> TilePass:
+    """The smallest loop with the four products, taken apart."""
     for name, body in tiers["amx"].items():
         if wanted.product not in name or wanted.function not in name or "for_each_row_by_tiles<" not in name:
             continue
@@ -118,5 +129,7 @@ def tile_loop(tiers: dict[str, dict[str, list[Instruction]]], wanted: TileLoop) 
         prefetch = [loop for loop in inner if loop.count("prefetch")]
         epilogue = [loop for loop in inner if not loop.count("prefetch")]
         if prefetch and epilogue:
-            return outer, prefetch[0], max(epilogue, key=lambda loop: len(loop.body))
+            row = Ways(body, max(epilogue, key=lambda loop: len(loop.body)), outer)
+            frame = without(without(outer.body, prefetch[0].body), row.instructions)
+            return TilePass(frame, list(prefetch[0].body), row.shortest(wanted.through))
     raise LookupError(f"amx: no tile loop {wanted.function}<{wanted.product}>")

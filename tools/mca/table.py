@@ -12,10 +12,10 @@ from tools.mca.kernels import (
     VectorLoop,
     compile_tiers,
     compiler,
-    tile_loop,
+    tile_pass,
     vector_loop,
 )
-from tools.mca.loops import Instruction, assembly, without
+from tools.mca.loops import Instruction, assembly
 from tools.mca.model import LOAD_PORTS, Throughput, Tool, find, throughput, total
 
 BEGIN, END = "<!-- mca:begin -->", "<!-- mca:end -->"
@@ -78,13 +78,12 @@ def measure(tool: Tool, folder: Path) -> tuple[list[VectorRow], list[TileBudget]
     ]
     tiles = []
     for wanted in TILE_LOOPS:
-        outer, prefetch, epilogue = tile_loop(tiers, wanted)
-        frame = _plain(without(without(outer.body, prefetch), epilogue))
+        code = tile_pass(tiers, wanted)
         rest = total(
             [
-                (1.0, throughput(tool, assembly(frame))),
-                (float(PREFETCHES), throughput(tool, assembly(prefetch.body))),
-                (ROWS * wanted.depth / wanted.inputs, throughput(tool, assembly(epilogue.body))),
+                (1.0, throughput(tool, assembly(_plain(code.frame)))),
+                (float(PREFETCHES), throughput(tool, assembly(code.prefetch))),
+                (ROWS * wanted.depth / wanted.inputs, throughput(tool, assembly(code.epilogue))),
             ]
         )
         loads = TILE_LOADS * TILE_LOAD_CYCLES + rest.loads
