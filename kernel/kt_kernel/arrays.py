@@ -89,7 +89,25 @@ def _torch_view(tensor: Any, name: str, dtypes: tuple[str, ...], contiguous: boo
         tensor = tensor.resolve_neg()
     if contiguous:
         tensor = tensor.contiguous()
-    return Array(tensor, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), dtype, tensor.element_size())
+    address = _address(tensor, name)
+    return Array(tensor, address, tuple(tensor.shape), tensor.stride(), dtype, tensor.element_size())
+
+
+def _address(tensor: Any, name: str) -> int:
+    """Where a tensor's numbers lie; refuses those that only stand for numbers, in a tracer's or a transform's hands."""
+    torch = sys.modules["torch"]
+    try:
+        plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
+        # A subclass may say it is on the CPU and have its storage elsewhere or nowhere.
+        address = int(tensor.data_ptr()) if plain or tensor.untyped_storage().device.type == "cpu" else 0
+    except RuntimeError:  # what torch.func's wrappers answer
+        address = 0
+    if address == 0 and tensor.numel() > 0:
+        raise InputError(
+            f"{name} is a {type(tensor).__name__} without memory of its own, as under FakeTensorMode, torch.func "
+            "transforms and export; the kernel reads numbers: call it outside of those"
+        )
+    return address
 
 
 def _numpy_view(array: np.ndarray[Any, Any], name: str, dtypes: tuple[str, ...], contiguous: bool) -> Array:

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kt_kernel.backends import Format
 from kt_kernel.errors import ConfigError, did_you_mean
 from kt_kernel.gate import GateFormula
 
@@ -15,6 +16,8 @@ __all__ = ["MoEConfig"]
 _REQUIRED = ("expert_num", "hidden_size", "intermediate_size", "max_len", "num_experts_per_tok")
 _OPTIONAL = ("swiglu_alpha", "swiglu_limit")
 _LARGEST = 2**31 - 1
+# Inputs of one channel whose products the kernel adds up exactly (INT8, in 32 bits) or addresses (BF16).
+_MOST_INPUTS: dict[Format, int] = {"INT8": 2**16, "BF16": 2**20}
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,15 @@ class MoEConfig:
         if self.swiglu_alpha > 0:
             return GateFormula(alpha=self.swiglu_alpha, limit=self.swiglu_limit, up_offset=1.0)
         return GateFormula(limit=self.swiglu_limit)
+
+    def check_format(self, format: Format) -> None:
+        """Raises `ConfigError` for sizes beyond what the format computes."""
+        most = _MOST_INPUTS[format]
+        sizes = {"hidden_size": self.hidden_size, "intermediate_size": self.intermediate_size}
+        if problems := [f"{name!r} is {size}" for name, size in sizes.items() if size > most]:
+            wider = max(_MOST_INPUTS, key=lambda name: _MOST_INPUTS[name])
+            remedy = f"; a {wider} backend takes up to {_MOST_INPUTS[wider]}" if wider != format else ""
+            raise ConfigError(f"config: {', '.join(problems)}; {format} takes at most {most}{remedy}")
 
     def choose_gate(self, override: GateFormula | None) -> GateFormula:
         """`override`, or the config's own. Raises `ConfigError` when both say something."""

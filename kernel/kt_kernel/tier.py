@@ -136,7 +136,8 @@ def choose_tier(
     """The highest tier that is compiled, possible here, allowed by the environment and not above what was asked for.
 
     A backend that names no family takes the best there is; `ceiling` bounds any backend. When a family was asked for
-    and a lower one runs, that is said once per process, or is an `UnsupportedCpuError` when `strict`.
+    and a lower one runs, on this machine or by `ceiling`, that is said once per process, or is an `UnsupportedCpuError`
+    when `strict`.
     """
     known = _ext.tiers() if tiers is None else tiers
     asked = FAMILIES[min(_rank(family) for family in (backend.family or "amx", ceiling or "amx"))]
@@ -148,16 +149,19 @@ def choose_tier(
     if not usable:  # only a build without the generic tier gets here
         raise UnsupportedCpuError(f"backend {backend.name} requested: no tier of this build runs {backend.format} here")
     chosen = usable[-1].name
-    names_family = backend.family is not None or ceiling is not None
-    fell = names_family and family_of(chosen) != asked
-    choice = Choice(backend, chosen, _why_not(asked, known, backend.format) if fell else "")
-    if fell and strict:
+    reason = ""
+    if backend.family is not None and _rank(backend.family) > _rank(asked):
+        reason = f"this wrapper takes nothing above {asked}"
+    elif (backend.family or ceiling) is not None and family_of(chosen) != asked:
+        reason = _why_not(asked, known, backend.format)
+    choice = Choice(backend, chosen, reason)
+    if reason and strict:
         here = ", ".join(tier.name for tier in usable)
         raise UnsupportedCpuError(
             f"backend {backend.name} requested with strict=True: {choice.reason}; "
             f"here run {here}, and without strict {chosen} would be taken"
         )
-    if fell and (backend.name, chosen) not in _said:
+    if reason and (backend.name, chosen) not in _said:
         _said.add((backend.name, chosen))
         logger.warning("%s", choice.sentence)
     return choice

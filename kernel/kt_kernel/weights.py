@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -101,14 +102,23 @@ def open_weights(
 def pack(weights: ExpertWeights, context: _ext.Context, tier: str, format: str, rotate: bool) -> _ext.PackedExperts:
     """Quantises and lays out every expert. Between two experts Ctrl-C is heard.
 
-    Raises `WeightsError` that names the expert, the projection and the place of a weight that is NaN or infinite.
+    Raises `WeightsError` that names the expert, the projection and the place of a weight that is NaN or infinite, and
+    `MemoryError` that names the layer and the bytes.
     """
     config = weights.config
     sizes = config.expert_num, config.hidden_size, config.intermediate_size
-    packed = _ext.PackedExperts(*sizes, format, rotate, weights.gated, weights.biased)
+    label = weights.layer.label
+    try:
+        packed = _ext.PackedExperts(*sizes, format, rotate, weights.gated, weights.biased)
+    except MemoryError:
+        least = math.prod(sizes) * (3 if weights.gated else 2) * (1 if format == "INT8" else 2)
+        raise MemoryError(
+            f"{label}: no memory for its packed {format} weights, {least} bytes ({least / 2**30:.1f} GiB) or a little "
+            "more; free some, raise the process's limit, or give fewer layers to the kernel"
+        ) from None
     for index in range(config.expert_num):
         expert = weights.expert(index)
-        with translated(f"{weights.layer.label}, expert {index}"):
+        with translated(f"{label}, expert {index}"):
             packed.pack_expert(
                 context,
                 tier,

@@ -53,6 +53,7 @@ class MoEWrapper:
         self.config = MoEConfig.from_dict(config)
         self.gate = self.config.choose_gate(gate)
         self._backend = parse_backend(backend)
+        self.config.check_format(self._backend.format)
         self._threads = resolve_threads(threads)
         self._tier = choose_tier(self._backend, ceiling=self._ceiling, strict=strict).tier
         self._rotate = bool(rotate) and self._backend.format == "INT8"
@@ -185,7 +186,9 @@ class AMXMoEWrapper(MoEWrapper):
 
 
 class AVX2MoEWrapper(MoEWrapper):
-    """`MoEWrapper` that stays within AVX2, whatever else the CPU has."""
+    """`MoEWrapper` that stays with 256-bit vectors, tier avx2 or avx_vnni, whatever else the CPU has. A backend above
+    that is said once, or is an `UnsupportedCpuError` when `strict`.
+    """
 
     _ceiling = "avx2"
 

@@ -11,7 +11,14 @@ from torch import nn
 
 from ktransformers.errors import UnsupportedModuleError
 from ktransformers.experts.gate import GateFormula, recognise_gate
-from ktransformers.experts.probe import probe, with_gate
+from ktransformers.experts.probe import (
+    Layout,
+    computes,
+    has_foreign_forward,
+    is_replaced_on_instance,
+    probe,
+    with_gate,
+)
 
 __all__ = ["ExpertsSpec"]
 
@@ -97,12 +104,18 @@ def _flags(module: nn.Module) -> dict[str, bool]:
         raise UnsupportedModuleError(
             f"{name} keeps each expert as a module of its own: transformers 5 stacks them in tensors"
         )
+    if is_replaced_on_instance(module):
+        raise UnsupportedModuleError(
+            f"the forward of this {name} was replaced by one of its own, whose arithmetic cannot be told: take that "
+            "away, or leave the module to transformers"
+        )
     arguments = _forward_arguments(module)
     common = all(hasattr(module, attribute) for attribute in ("_apply_gate", *_FLAGS))
     probed = None if common else probe(module, len(arguments))
     if probed is not None:
         layout = {"is_transposed": probed.is_transposed, "is_concatenated": probed.is_concatenated}
         plain = {"has_gate": True, "has_bias": False, "has_post_expert_norm": False}
+        _refuse_what_is_not_read(module, probed, norm=False)
         return {**plain, **layout, "is_presorted": probed.is_presorted}
     if len(arguments) != 3:
         inside = " Its child `experts` may be the one meant." if "experts" in dict(module.named_children()) else ""
@@ -127,13 +140,32 @@ def _flags(module: nn.Module) -> dict[str, bool]:
             f"{name} normalises each expert's output, and no module `post_expert_norm` says how"
         )
     flags = {flag: bool(getattr(module, flag)) for flag in _FLAGS}
+    usual = Layout(**flags)
+    _refuse_what_is_not_read(module, usual, norm)
+    # With a norm in it, no plain arithmetic stands beside it.
+    if has_foreign_forward(module) and (norm or not computes(module, usual)):
+        raise UnsupportedModuleError(
+            f"the forward of {name} is not transformers' own ({type(module).forward.__module__}), and it was not seen "
+            "to compute the usual arithmetic: leave the module to transformers"
+        )
     return {**flags, "has_post_expert_norm": norm, "is_presorted": False}
+
+
+def _refuse_what_is_not_read(module: nn.Module, layout: Layout, norm: bool) -> None:
+    """A weight that the usual arithmetic has no place for would be dropped without a word."""
+    known = {*layout.parameters, "act_fn", *(["post_expert_norm"] if norm else [])}
+    strange = sorted(name for name, _ in module.named_parameters() if name.split(".")[0] not in known)
+    if strange:
+        raise UnsupportedModuleError(
+            f"{type(module).__name__} holds {', '.join(strange)}, for which the usual arithmetic has no place; it "
+            f"reads {', '.join(layout.parameters)}: leave the module to transformers"
+        )
 
 
 def _forward_arguments(module: nn.Module) -> list[str]:
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(type(module).forward).parameters.values()
-    return [p.name for p in parameters if p.kind in positional and p.name != "self"]
+    return [p.name for p in parameters if p.kind in positional][1:]  # without self, whatever it is called
 
 
 def _shapes(module: nn.Module, has_gate: bool, is_transposed: bool) -> tuple[int, int, int, torch.dtype]:
@@ -154,6 +186,11 @@ def _shapes(module: nn.Module, has_gate: bool, is_transposed: bool) -> tuple[int
                 f"{name} of {type(module).__name__} is {str(tensor.dtype).removeprefix('torch.')}: experts are read "
                 "from float32, bfloat16 or float16 weights"
             )
+    if first.dtype != down.dtype:
+        raise UnsupportedModuleError(
+            f"{type(module).__name__} mixes dtypes, {first_name} is {first.dtype} and down_proj {down.dtype}: "
+            "convert the model to one, e.g. model.to(torch.bfloat16)"
+        )
     return experts, hidden, intermediate, first.dtype
 
 

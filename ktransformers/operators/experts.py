@@ -94,12 +94,19 @@ class KTransformersExperts(BaseInjectedModule):
 
     @classmethod
     def check(cls, *, key: str, orig_module: nn.Module, config: Any, kwargs: Mapping[str, Any]) -> list[str]:  # noqa: ARG003
-        """Problems as sentences: kwargs, devices, backend, and whether `orig_module` is an experts module at all."""
+        """Problems as sentences: kwargs, devices, backend, environment variables, and whether `orig_module` is an
+        experts module at all.
+        """
         problems = ExpertsOptions.problems(kwargs)
         try:
             spec = ExpertsSpec.from_module(orig_module)
         except KTransformersError as error:
             return [*problems, str(error)]
+        if spec.top_k is not None and spec.top_k > spec.num_experts:
+            problems.append(
+                f"the configuration sends each token to {spec.top_k} experts, and {spec.class_name} has "
+                f"{spec.num_experts}: one of the two is wrong in config.json"
+            )
         if kwargs.get("strict") is True and spec.unsupported and kwargs.get("generate_op") != "KExpertsTorch":
             problems.append(
                 f"strict: the kernel does not compute {spec.class_name} exactly: {'; '.join(spec.unsupported)}"
@@ -208,6 +215,11 @@ class KTransformersExperts(BaseInjectedModule):
         return None if place.fell_back else place.device
 
     def _refuse(self, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> None:
+        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+            raise RuntimeError(
+                f"{self.key} runs as KTransformersExperts, whose kernel leaves nothing in a trace but the results of "
+                "this one call: undo the injection to use torch.jit.trace"
+            )
         if torch.is_grad_enabled() and (hidden.requires_grad or weights.requires_grad):
             raise RuntimeError(
                 f"{self.key} runs as KTransformersExperts, which computes no gradients: call the model under "

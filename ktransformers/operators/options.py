@@ -54,8 +54,10 @@ class ExpertsOptions:
         unknown = [name for name in kwargs if name not in known]
         found = [_unknown_name(name, known) for name in unknown]
         options = cls.read({name: value for name, value in kwargs.items() if name in known})
-        found += _op_problems(options) + _device_problems(options) + _number_problems(options)
-        return found + _backend_problems(options)
+        found += _op_problems(options) + _number_problems(options)
+        # What devices and backends become depends on the environment: it has to be understood first.
+        said = [row["problem"] for row in environment.describe() if row["problem"]]
+        return found + (said or [*_device_problems(options), *_backend_problems(options)])
 
     @property
     def streams_prefill(self) -> bool:
@@ -89,10 +91,13 @@ def _op_problems(options: ExpertsOptions) -> list[str]:
         op = getattr(options, name)
         if op in OPS or (op is None and name == "prefill_op"):
             continue
+        if not isinstance(op, str):
+            found.append(f"{name}: one of {', '.join(OPS)}, not {op!r}")
+            continue
         if op in _NOT_HERE:
             found.append(f"{name}: {op} {_NOT_HERE[op]}; there are {', '.join(OPS)}")
             continue
-        near = difflib.get_close_matches(str(op), OPS, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(op, OPS, n=1, cutoff=0.5)
         meant = f" Did you mean {near[0]}?" if near else ""
         found.append(f"{name}: there is no op {op!r}.{meant} Supported: {', '.join(OPS)}")
     return found
@@ -119,8 +124,9 @@ def _number_problems(options: ExpertsOptions) -> list[str]:
     found = []
     if not _whole(options.prefill_threshold, 0):
         found.append(f"prefill_threshold: a number of tokens, 0 for never, not {options.prefill_threshold!r}")
-    if options.threads is not None and not _whole(options.threads, 1):
-        found.append(f"threads: a whole number from 1 up, not {options.threads!r}")
+    most = environment.MOST_THREADS
+    if options.threads is not None and not (_whole(options.threads, 1) and options.threads <= most):
+        found.append(f"threads: a whole number from 1 to {most}, not {options.threads!r}")
     found += [
         f"{name}: true or false, not {value!r}"
         for name in ("rotate", "strict")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers.models.step3p7.modeling_step3p7 import Step3p7Experts
 
 from ktransformers.errors import UnsupportedModuleError
 from ktransformers.experts import ExpertsSpec, GateFormula
+from tests import models
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 
@@ -76,12 +78,68 @@ def test_anything_else_on_the_way_is_refused(changes: dict[str, Any]) -> None:
         ExpertsSpec.from_module(Undecorated(**changes))
 
 
-def test_sizes_that_cannot_be_told_apart_are_refused() -> None:
-    module = Undecorated()
-    module.down_proj = nn.Parameter(torch.zeros(4, 24, 24))
-    module.gate_up_proj = nn.Parameter(torch.zeros(4, 48, 24))
+@pytest.mark.parametrize("intermediate", [24, 12, 4])
+def test_sizes_that_are_equal_stay_equal_when_cut_down(intermediate: int) -> None:
+    def build(after: Change) -> Undecorated:
+        module = Undecorated(after=after)
+        module.down_proj = nn.Parameter(torch.zeros(4, 24, intermediate))
+        module.gate_up_proj = nn.Parameter(torch.zeros(4, 2 * intermediate, 24))
+        return module
+
+    assert ExpertsSpec.from_module(build(_same)).intermediate_dim == intermediate
     with pytest.raises(UnsupportedModuleError, match="outside"):
+        ExpertsSpec.from_module(build(lambda x: x * 1.01))
+
+
+def _experts(build: Callable[[], Any] = models.make_qwen3_moe) -> Any:
+    model = build()
+    return model.get_submodule(models.moe_layers(model)[-1])
+
+
+def _subclassed(module: Any, change: Change) -> Any:
+    parent = type(module)
+
+    class Changed(parent):  # type: ignore[misc,valid-type]
+        def forward(this, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = change(super().forward(hidden, ids, weights))
+            return out
+
+    module.__class__ = Changed
+    return module
+
+
+FAMILIES = [models.make_qwen3_moe, models.make_gpt_oss, models.make_granite_moe]
+
+
+@pytest.mark.parametrize("build", FAMILIES)
+def test_a_subclass_that_computes_the_same_is_still_known(build: Callable[[], Any]) -> None:
+    module = _experts(build)
+    plain = ExpertsSpec.from_module(module)
+    spec = ExpertsSpec.from_module(_subclassed(module, _same))
+    assert dataclasses.replace(spec, class_name=plain.class_name) == plain
+    assert ExpertsSpec.from_module(module.to("meta")) == spec
+
+
+@pytest.mark.parametrize("build", FAMILIES)
+def test_a_subclass_that_computes_something_else_is_refused(build: Callable[[], Any]) -> None:
+    module = _subclassed(_experts(build), lambda x: x * 3)
+    with pytest.raises(UnsupportedModuleError, match=r"forward of Changed is not transformers' own \(tests\."):
         ExpertsSpec.from_module(module)
+
+
+def test_a_forward_set_on_the_module_itself_is_refused() -> None:
+    module = _experts()
+    module.forward = lambda hidden, *_: hidden
+    with pytest.raises(UnsupportedModuleError, match="forward of this Qwen3MoeExperts was replaced"):
+        ExpertsSpec.from_module(module)
+
+
+def test_a_forward_that_accelerate_wrapped_is_looked_through() -> None:
+    module = _experts()
+    plain = ExpertsSpec.from_module(module)
+    module._old_forward, module._hf_hook = module.forward, object()
+    module.forward = lambda *args: module._old_forward(*args)
+    assert ExpertsSpec.from_module(module) == plain
 
 
 def test_llama4_experts_take_sorted_rows_and_no_ids() -> None:

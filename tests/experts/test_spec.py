@@ -133,3 +133,24 @@ def test_projections_that_do_not_fit_each_other_are_refused_with_both_shapes() -
     module.down_proj = nn.Parameter(torch.zeros(8, 64, 32))
     with pytest.raises(UnsupportedModuleError, match=r"\(8, 64, 32\).*\(8, 128, 64\)"):
         ExpertsSpec.from_module(module)
+
+
+@pytest.mark.parametrize(
+    ("name", "stranger", "told"),
+    [
+        ("bias", nn.Parameter(torch.zeros(64)), "holds bias, for which"),
+        ("extra", nn.Linear(64, 64), r"holds extra\.bias, extra\.weight, for which"),
+    ],
+)
+def test_weights_that_the_arithmetic_does_not_read_are_refused_by_name(name: str, stranger: Any, told: str) -> None:
+    module = _make_experts(models.make_qwen3_moe)
+    setattr(module, name, stranger)
+    with pytest.raises(UnsupportedModuleError, match=told):
+        ExpertsSpec.from_module(module)
+
+
+def test_projections_of_two_dtypes_are_refused_with_the_remedy() -> None:
+    module = _make_experts(models.make_qwen3_moe).to("meta")
+    module.down_proj = nn.Parameter(module.down_proj.bfloat16())
+    with pytest.raises(UnsupportedModuleError, match=r"is torch\.float32 and down_proj torch\.bfloat16: convert"):
+        ExpertsSpec.from_module(module)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kt_kernel import InputError, MoEWrapper
 from kt_kernel.arrays import FLOATS, view
@@ -125,6 +127,59 @@ def test_a_view_that_negates_lazily_shows_its_numbers(moe: MoEWrapper) -> None:
 def test_an_input_the_kernel_cannot_take_is_refused_with_the_remedy(moe: MoEWrapper, x: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         moe.forward(x, IDS, WEIGHTS)
+
+
+def _called_with_fakes(moe: MoEWrapper) -> None:
+    with FakeTensorMode():
+        moe.forward(torch.empty(6, 48), torch.zeros(6, 2, dtype=torch.long), torch.empty(6, 2))
+
+
+def _called_while_everything_new_is_fake(moe: MoEWrapper) -> None:
+    x, ids, weights = (torch.from_numpy(array) for array in (X, IDS, WEIGHTS))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        moe.forward(x, ids, weights)
+
+
+def _called_in_vmap(moe: MoEWrapper) -> None:
+    ids, weights = torch.from_numpy(IDS), torch.from_numpy(WEIGHTS)
+    torch.vmap(lambda x: moe.forward(x, ids, weights))(torch.from_numpy(X)[None])
+
+
+def _called_in_functionalize(moe: MoEWrapper) -> None:
+    ids, weights = torch.from_numpy(IDS), torch.from_numpy(WEIGHTS)
+    torch.func.functionalize(lambda x: moe.forward(x, ids, weights))(torch.from_numpy(X))
+
+
+def _called_with_freed_memory(moe: MoEWrapper) -> None:
+    x = torch.from_numpy(X).clone()
+    x.untyped_storage().resize_(0)
+    moe.forward(x, torch.from_numpy(IDS), torch.from_numpy(WEIGHTS))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "call",
+    [
+        _called_with_fakes,
+        _called_while_everything_new_is_fake,
+        _called_in_vmap,
+        _called_in_functionalize,
+        _called_with_freed_memory,
+    ],
+)
+def test_a_tensor_without_memory_is_refused(moe: MoEWrapper, call: Callable[[MoEWrapper], None]) -> None:
+    with pytest.raises(InputError, match="without memory of its own"):
+        call(moe)
+
+
+def test_an_ordinary_subclass_and_an_empty_tensor_are_taken(moe: MoEWrapper) -> None:
+    class Tagged(torch.Tensor):
+        pass
+
+    ids, weights = torch.from_numpy(IDS), torch.from_numpy(WEIGHTS)
+    out = moe.forward(torch.from_numpy(X).as_subclass(Tagged), ids, weights)
+    assert same_bits(out.numpy(), _expected(moe))
+    assert moe.forward(torch.empty(0, 48), ids[:0], weights[:0]).shape == (0, 48)
 
 
 @pytest.mark.parametrize(

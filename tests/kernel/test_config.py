@@ -87,3 +87,15 @@ def test_something_else_than_a_dictionary_is_refused() -> None:
 def test_threads_are_a_whole_number_of_at_least_one(threads: Any) -> None:
     with pytest.raises(ConfigError, match="threads is"):
         MoEWrapper(GOOD, threads=threads)
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "intermediate_size"])
+def test_a_size_beyond_the_format_is_refused_before_weights_are_read(key: str) -> None:
+    config = {**GOOD, key: 2**16 + 64}
+    told = f"'{key}' is 65600; INT8 takes at most 65536; a BF16 backend takes up to 1048576"
+    with pytest.raises(ConfigError, match=told):
+        MoEWrapper(config, backend="INT8", threads=1)
+    assert MoEWrapper(config, backend="BF16", threads=1).format == "BF16"
+    MoEWrapper({**GOOD, key: 2**16}, backend="INT8", threads=1)
+    with pytest.raises(ConfigError, match=r"BF16 takes at most 1048576$"):
+        MoEWrapper({**GOOD, key: 2**20 + 1}, backend="BF16", threads=1)

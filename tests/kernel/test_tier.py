@@ -171,6 +171,21 @@ def test_wrappers_bound_the_family_and_tell_which_tier_they_run(monkeypatch: pyt
         AMXMoEWrapper(config, strict=True)
 
 
+def test_a_backend_above_what_the_wrapper_takes_is_said_or_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = make_layer(2, 8, 8).config(1)
+    _make_machine(monkeypatch, SAPPHIRE_RAPIDS)
+    with pytest.raises(UnsupportedCpuError, match="strict=True: this wrapper takes nothing above avx2"):
+        AVX2MoEWrapper(config, backend="AMXINT8", strict=True)
+    with caplog.at_level(logging.WARNING, "kt_kernel"):
+        for backend in ("INT8", "AVX2INT8", "AMXINT8", "AMXINT8"):
+            assert AVX2MoEWrapper(config, backend=backend, threads=1).tier == "avx_vnni"
+    assert caplog.messages == [
+        "backend AMXINT8 requested, running INT8 on avx_vnni: this wrapper takes nothing above avx2"
+    ]
+
+
 def test_switching_avx2_off_changes_the_tier_of_this_machine_and_the_result_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

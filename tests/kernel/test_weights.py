@@ -177,3 +177,15 @@ def test_ctrl_c_is_heard_between_two_experts_and_nothing_changes(monkeypatch: py
         wrapper.load_weights(make_layer(5, 24, 16, seed=1).weights())
     assert packed == [0, 1, 2]
     assert same_bits(wrapper.forward(X, IDS, WEIGHTS), before)
+
+
+def test_packing_without_the_memory_for_it_names_the_layer_and_the_bytes() -> None:
+    experts, size = 2**14, 2**16  # 192 TiB, more than a process can address, of arrays that hold one number
+    names = ("gate_proj", "up_proj", "down_proj")
+    weights = {f"layers.7.experts.{name}": np.broadcast_to(np.float32(0), (experts, size, size)) for name in names}
+    config = {**LAYER.config(2), "expert_num": experts, "hidden_size": size, "intermediate_size": size}
+    wrapper = MoEWrapper(config, backend="INT8", threads=1)
+    told = rf"layers\.7\.experts: no memory .*INT8 weights, {3 * experts * size * size} bytes"
+    with pytest.raises(MemoryError, match=told):
+        wrapper.load_weights(weights)
+    assert not wrapper.loaded

@@ -133,6 +133,14 @@ def test_gradients_are_refused_not_cut_off() -> None:
         assert operator(hidden, ids, weights).shape == hidden.shape
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_trace_that_would_hold_one_calls_results_is_refused() -> None:
+    operator = make_operator()
+    batch = make_batch(operator.orig_module, 4)
+    with torch.no_grad(), pytest.raises(RuntimeError, match=r"undo the injection to use torch\.jit\.trace"):
+        torch.jit.trace(operator, batch, check_trace=False)  # type: ignore[no-untyped-call]
+
+
 @pytest.mark.parametrize("backend", ["BF16", "INT8"])
 def test_biases_reach_the_kernel_where_both_layouts_would_fit(backend: str) -> None:
     # hidden = 2·intermediate: gate_up (E, H, 2I) is square, and nothing but the flag says which side is which.

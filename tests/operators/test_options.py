@@ -60,6 +60,11 @@ def test_backends_in_any_case(backend: str) -> None:
         ({"prefill_threshold": True}, "prefill_threshold"),
         ({"threads": 0}, "threads"),
         ({"threads": "two"}, "threads"),
+        ({"threads": 1_000_000}, "threads: a whole number from 1 to 4096, not 1000000"),
+        ({"generate_op": ["KExpertsCPU"]}, "generate_op: one of KExpertsCPU, KExpertsTorch, not ['KExpertsCPU']"),
+        ({"prefill_op": {"a": 1}}, "prefill_op: one of KExpertsCPU, KExpertsTorch, not {'a': 1}"),
+        ({"backend": ["INT8"]}, "backend"),
+        ({"out_device": ["cpu"]}, "out_device: ['cpu'] is no device"),
         ({"rotate": "yes"}, "rotate: true or false"),
     ],
 )
@@ -80,6 +85,26 @@ def test_missing_devices_are_a_problem_only_when_strict(monkeypatch: pytest.Monk
     assert "this host has none" in _problems(out_device="cuda")
     monkeypatch.setenv("KT_STRICT_DEVICES", "OFF")
     assert _problems(out_device="cuda") == ""
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("KT_STRICT_DEVICES", "perhaps"), ("KT_NUM_THREADS", "abc"), ("CPUINFER_ENABLE_AMX", "no!")]
+)
+def test_a_variable_that_is_not_understood_is_found_before_weights_are_read(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    module = make_experts().to("meta")
+    problems = KTransformersExperts.check(key=KEY, orig_module=module, config=module.config, kwargs=SEED_RULE)
+    assert len(problems) == 1
+    assert f"environment variable {variable} is {value!r}: it takes" in problems[0]
+
+
+def test_more_experts_a_token_than_there_are_is_found_before_weights_are_read() -> None:
+    module = make_experts().to("meta")
+    module.config.num_experts_per_tok = 9
+    (problem,) = KTransformersExperts.check(key=KEY, orig_module=module, config=module.config, kwargs={})
+    assert problem.startswith("the configuration sends each token to 9 experts, and Qwen3MoeExperts has 8")
 
 
 def test_a_tier_this_machine_lacks_is_a_problem_only_when_strict(monkeypatch: pytest.MonkeyPatch) -> None:
