@@ -49,7 +49,7 @@ def inject(
     Raises `RuleFileError`, `RuleMatchError` before anything is touched; `InjectionError` with the model as it was.
     """
     report = apply_plan(make_plan(_rules_for(model, rules, threads), model), model, keep_float=keep_float)
-    guard_saving(model)
+    guard_saving()
     return report
 
 
@@ -141,7 +141,7 @@ class KTransformer:
             self.report = reinject(rule, self.model, keep_float=self.keep_float, floats=self._read_floats)
         else:
             self.report = self._apply(make_plan(ruleset, self.model))
-        guard_saving(self.model)
+        guard_saving()
         return self.report
 
     @overload
@@ -161,6 +161,9 @@ class KTransformer:
             max_new_tokens: at most so many tokens; fewer when the model ends its text.
             chat: treat a string as one user message of a chat.
             kwargs: for transformers' `generate`: `do_sample`, `temperature`, `top_p`, `stop_strings`, …
+
+        Raises `TypeError` or `ValueError` for a prompt that is no text and no conversation, and for arguments that make
+        more or other than one text, before anything is computed.
         """
         tokenizer = self._need_tokenizer()
         inputs = generation.encode(tokenizer, prompt, chat=chat, device=self.model.device)
@@ -179,7 +182,7 @@ class KTransformer:
 
     def _apply(self, plan: Plan) -> Report:
         report = apply_plan(plan, self.model, keep_float=self.keep_float)
-        guard_saving(self.model)
+        guard_saving()
         return report
 
     def _place(self, device: str | torch.device | None) -> None:

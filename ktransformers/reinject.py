@@ -46,7 +46,7 @@ def reinject(rule: Rule, model: nn.Module, *, keep_float: bool, floats: FloatSou
         for swap in reversed(swaps):
             swap.put_back()
         raise
-    return _merged(rule, reports)
+    return _merged(rule, reports, swaps)
 
 
 @dataclass
@@ -118,10 +118,13 @@ def _check(rule: Rule, model: nn.Module, swaps: Sequence[_Swap]) -> None:
         raise RuleMatchError(problems)
 
 
-def _merged(rule: Rule, reports: Sequence[Report]) -> Report:
-    """One report on all layers, as if one injection had done them."""
+def _merged(rule: Rule, reports: Sequence[Report], swaps: Sequence[_Swap]) -> Report:
+    """One report on all layers, as if one injection had done them, whose undo brings the old operators back."""
     decisions = tuple(replace(decision, rule=rule) for report in reports for decision in report.plan.decisions)
     unmatched = reports[-1].plan.unmatched_experts
     plan = Plan(RuleSet((rule,), rule.origin), decisions, unmatched, ())
     replacements = [replace(done, rule=rule) for report in reports for done in report.replacements]
-    return Report(plan, replacements, [slot for report in reports for slot in report._slots])
+    # Where undo is not to be had, the old packed weights need not stay in memory for it.
+    undoable = all(report.floats_kept for report in reports)
+    put_back = [swap.put_back for swap in reversed(swaps)] if undoable else []
+    return Report(plan, replacements, [slot for report in reports for slot in report._slots], put_back)

@@ -4,10 +4,10 @@ freed.
 
 from __future__ import annotations
 
-from types import MethodType
+import functools
 from typing import Any
 
-from torch import nn
+from transformers import PreTrainedModel
 
 from ktransformers.errors import CheckpointError
 from ktransformers.operators.base import BaseInjectedModule
@@ -15,13 +15,20 @@ from ktransformers.operators.base import BaseInjectedModule
 __all__ = ["guard_saving"]
 
 
-def guard_saving(model: nn.Module) -> None:
-    """Keeps the model from writing a checkpoint without its experts. No effect on models without `save_pretrained`."""
-    if hasattr(type(model), "save_pretrained"):
-        model.save_pretrained = MethodType(_save_pretrained, model)  # type: ignore[assignment]
+_save: Any = PreTrainedModel.save_pretrained
 
 
-def _save_pretrained(self: Any, *args: Any, **kwargs: Any) -> Any:
+def guard_saving() -> None:
+    """Keeps transformers' models from writing a checkpoint without their experts.
+
+    On the class, once: the experts that were freed may lie in a part of the model, or the model be a part of another,
+    and an instance is to be what it was after `undo`.
+    """
+    PreTrainedModel.save_pretrained = _save_pretrained  # type: ignore[method-assign]
+
+
+@functools.wraps(_save)
+def _save_pretrained(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
     freed = [m.key for m in self.modules() if isinstance(m, BaseInjectedModule) and not m.has_float_weights]
     if freed:
         raise CheckpointError(
@@ -29,4 +36,4 @@ def _save_pretrained(self: Any, *args: Any, **kwargs: Any) -> Any:
             f"{freed[0]}, were freed when they were packed. Keep the checkpoint the model came from, or inject with "
             "keep_float=True."
         )
-    return type(self).save_pretrained(self, *args, **kwargs)
+    return _save(self, *args, **kwargs)

@@ -94,12 +94,19 @@ def test_another_backend_for_layers_that_run_on_one_already(checkpoint: Path, ke
     assert experts.has_float_weights == keep_float
 
 
-def test_undoing_a_second_injection_gives_the_float_model(checkpoint: Path) -> None:
+def test_each_undo_of_two_injections_restores_what_its_own_replaced(checkpoint: Path) -> None:
     model = KTransformer.from_pretrained(checkpoint, keep_float=True)
     plain = _logits(model)
-    model.inject_expert_backend(EXPERTS, backend="INT8")
-    report = model.inject_expert_backend(EXPERTS, backend="BF16")
-    report.undo()
+    first = model.inject_expert_backend(EXPERTS, backend="INT8")
+    on_int8 = _logits(model)
+    operator = model.model.get_submodule("model.layers.1.mlp.experts")
+    second = model.inject_expert_backend(r"layers\.1\..*experts$", backend="BF16")
+    with pytest.raises(UndoError, match="nothing was undone"):
+        first.undo()
+    second.undo()
+    assert model.model.get_submodule("model.layers.1.mlp.experts") is operator
+    assert torch.equal(_logits(model), on_int8)
+    first.undo()
     assert _backends(model) == {}
     assert torch.equal(_logits(model), plain)
 

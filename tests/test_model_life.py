@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
+import pickle
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +61,30 @@ def test_with_floats_freed_saving_is_refused_before_a_file_is_written(tmp_path: 
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(CheckpointError):
         copy.deepcopy(model).save_pretrained(tmp_path)
+
+
+def test_with_floats_freed_neither_a_part_nor_the_whole_around_it_is_saved(tmp_path: Path) -> None:
+    whole, _ = _make_injected(keep_float=False)
+    around = models.make_qwen3_moe()
+    ktransformers.inject(around.model, RULES, keep_float=False)
+    for model in (whole.model, around):
+        with pytest.raises(CheckpointError, match="not supported after this injection"):
+            model.save_pretrained(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_after_undo_a_model_pickles_and_goes_when_nobody_holds_it() -> None:
+    model, report = _make_injected(keep_float=True)
+    report.undo()
+    twin = pickle.loads(pickle.dumps(model))
+    assert torch.equal(_logits(twin), _logits(model))
+    gone = weakref.ref(model)
+    gc.disable()
+    try:
+        del model, report
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_after_undo_saving_works_as_ever(tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ def convert_into(model: PreTrainedModel, tensors: Mapping[str, Any], device: str
     return info
 
 
-def names_for(model: PreTrainedModel, names: Mapping[str, Any], prefix: str) -> list[str]:
-    """Those of `names` (as on disk) that convert to parameters below `prefix`."""
+def names_for(model: PreTrainedModel, names: Mapping[str, Any], *prefixes: str) -> list[str]:
+    """Those of `names` (as on disk) that convert to parameters whose names begin with one of `prefixes`."""
     mapping = get_model_conversion_mapping(model)
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
@@ -45,4 +45,4 @@ def names_for(model: PreTrainedModel, names: Mapping[str, Any], prefix: str) -> 
     def target(name: str) -> str:
         return rename_source_key(name, renamings, converters, model.base_model_prefix, state)[0]
 
-    return [name for name in names if target(name).startswith(prefix)]
+    return [name for name in names if target(name).startswith(prefixes)]

@@ -21,6 +21,8 @@ def locate(name_or_path: str | os.PathLike[str], *, cache_dir: str | os.PathLike
     HF_HOME) only.
     Raises `CheckpointError` that says what was looked for, and names that are near.
     """
+    if not os.fspath(name_or_path):
+        raise CheckpointError("the name of the model is empty: give its folder, or a model id in the local cache")
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from io import TextIOWrapper
 
 __all__ = ["main"]
 
@@ -12,6 +14,10 @@ def main() -> None:
     # torch's OpenMP threads otherwise spin for milliseconds after each of their regions, on cores the kernel needs:
     # decoding was 14 % slower. OpenMP reads this once, when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character is no reason to stop in the middle of a text.
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
     # Imported here so that `import ktransformers.cli` costs nothing.
     from ktransformers.cli.app import app
 

@@ -64,7 +64,7 @@ def run(
         options |= {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
     try:
         pieces = loaded.stream(question, chat=chat, **options)
-    except ValueError as error:  # no chat template, an empty prompt
+    except ValueError as error:  # no chat template, no prompt or no text
         raise WrongInputError(str(error)) from error
     for piece in pieces:
         sys.stdout.write(piece)
@@ -110,7 +110,12 @@ def _with_backend(rules: RuleSet, backend: str) -> RuleSet:
 def _read_prompt(prompt: str | None) -> str:
     if prompt is not None:
         return prompt
-    piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
+    try:
+        piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise WrongInputError(
+            f"what is piped in is no {error.encoding} text, see its byte {error.start + 1}: a prompt is text in UTF-8"
+        ) from error
     return piped.strip() or DEFAULT_PROMPT
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from transformers import PreTrainedTokenizerBase
 
 __all__ = ["TextAssembler", "decode"]
 
 _INCOMPLETE = "\ufffd"  # what a decoder writes for bytes that are not a character yet
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a byte that SentencePiece vocabularies have no piece for
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
@@ -17,7 +20,8 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
 
 
 class TextAssembler:
-    """Holds back what later tokens may still change: the bytes of an unfinished character, and no more than that.
+    """Holds back what later tokens may still change: the bytes of an unfinished character, and no more than that. A run
+    of SentencePiece's byte tokens is text or garbage as a whole, so it is held back until it ends.
 
     Each step decodes the tokens since the last but one piece, so that a tokenizer which strips or joins at the start of
     a text sees no start there.
@@ -33,6 +37,8 @@ class TextAssembler:
     def push(self, token: int) -> str:
         """The text that is certain now and was not before; often empty within a character."""
         self._ids.append(token)
+        if self._is_byte(token):
+            return ""
         known = decode(self._tokenizer, self._ids[self._context : self._told])
         window = decode(self._tokenizer, self._ids[self._context :])
         if window.endswith(_INCOMPLETE) or not window.startswith(known) or len(window) == len(known):
@@ -44,6 +50,10 @@ class TextAssembler:
         """What is left when no token follows, unfinished characters included."""
         whole = decode(self._tokenizer, self._ids)
         return self._tell(whole[len(self._text) :]) if whole.startswith(self._text) else ""
+
+    def _is_byte(self, token: int) -> bool:
+        name = self._tokenizer.convert_ids_to_tokens(token)
+        return isinstance(name, str) and _BYTE.fullmatch(name) is not None
 
     def _tell(self, piece: str) -> str:
         self._text += piece

@@ -15,6 +15,13 @@ from ktransformers.generation.assembler import TextAssembler, decode
 
 __all__ = ["generate_text", "stream_text"]
 
+# Arguments of transformers' `generate` that would be ignored or lost, with the value that changes nothing.
+_REFUSED: dict[str, tuple[object, str]] = {
+    "max_length": (None, "it would count the prompt too; say max_new_tokens"),
+    "num_return_sequences": (1, "one text is returned; call generate once for each"),
+    "return_dict_in_generate": (False, "text is returned; use transformers' own `.model.generate` for scores and ids"),
+}
+
 
 def generate_text(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, inputs: dict[str, torch.Tensor], **kwargs: Any
@@ -29,12 +36,22 @@ def stream_text(
 ) -> Iterator[str]:
     """Pieces of the text that `generate_text` gives, as soon as each is certain.
 
-    Generation runs in a thread. What it raises is raised here; an iterator that is closed or dropped stops it within
-    one token.
+    Generation runs in a thread. What it raises is raised by the iterator; one that is closed or dropped stops it
+    within one token.
     """
+    if kwargs.get("streamer") is not None:
+        raise ValueError("a stream has a streamer of its own: read the iterator, or give streamer to generate")
+    return _stream(model, tokenizer, inputs, _completed(model, tokenizer, kwargs))
+
+
+def _stream(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    inputs: dict[str, torch.Tensor],
+    settings: dict[str, Any],
+) -> Iterator[str]:
     abandoned = threading.Event()
     pieces: queue.SimpleQueue[str | BaseException | None] = queue.SimpleQueue()
-    settings = _completed(model, tokenizer, kwargs)
     criteria = StoppingCriteriaList([*settings.pop("stopping_criteria", ()), _Abandoned(abandoned)])
 
     def work() -> None:
@@ -97,8 +114,11 @@ def _generate_of(model: PreTrainedModel) -> Any:
 
 
 def _completed(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """With what `generate` would otherwise ask for or warn about."""
-    settings = dict(kwargs)
+    """With what `generate` would otherwise ask for or warn about. Raises `ValueError` for what makes no one text."""
+    for name, (harmless, why) in _REFUSED.items():
+        if kwargs.get(name) not in (None, harmless):
+            raise ValueError(f"{name}={kwargs[name]!r} cannot be had here: {why}")
+    settings = {name: value for name, value in kwargs.items() if name != "streamer" or value is not None}
     if settings.get("stop_strings"):
         settings.setdefault("tokenizer", tokenizer)
     if model.generation_config is not None and model.generation_config.pad_token_id is None:

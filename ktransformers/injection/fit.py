@@ -45,6 +45,10 @@ def untouchable(modules: Modules, candidates: Iterable[Candidate]) -> list[Probl
 
 def misfits(model: nn.Module, candidates: Iterable[Candidate]) -> list[Problem]:
     """What the operators object to. One sentence met at many layers is one problem that lists them."""
+    candidates = list(candidates)
+    names_of: dict[int, set[str]] = {}
+    for name, _, rule, _ in candidates:
+        names_of.setdefault(id(rule), set()).add(name)
     places: dict[tuple[int, str], tuple[Rule, list[str]]] = {}
     for name, module, rule, operator in candidates:
         if is_injected(module) or isinstance(module, FreedModule):
@@ -53,14 +57,23 @@ def misfits(model: nn.Module, candidates: Iterable[Candidate]) -> list[Problem]:
         for text in _ask(operator, name, module, config, rule.kwargs) or _wrong_arguments(operator, rule.kwargs):
             general = text.replace(name, "{name}")
             places.setdefault((id(rule), general), (rule, []))[1].append(name)
-    return [_problem(rule, general, names) for (_, general), (rule, names) in places.items()]
+    return [_problem(rule, general, names, names_of[id(rule)]) for (_, general), (rule, names) in places.items()]
 
 
-def _problem(rule: Rule, general: str, names: list[str]) -> Problem:
+def _problem(rule: Rule, general: str, names: list[str], matched: set[str]) -> Problem:
     text = general.replace("{name}", names[0])
+    if rule.name and not rule.name.endswith("$") and (above := _above(names[0], matched)):
+        text = f"{text.rstrip('.')}; the rule finds {above} and what lies below it: end the pattern with `$`"
     if len(names) == 1 and names[0] in text:
         return rule.problem(text)
     return rule.problem(f"{text} (at {'; '.join(collapse(names))})")
+
+
+def _above(name: str, matched: set[str]) -> str | None:
+    """The nearest module around `name` that the same rule matches."""
+    parts = name.split(".")
+    around = [".".join(parts[:length]) for length in range(len(parts) - 1, 0, -1)]
+    return next((outer for outer in around if outer in matched), None)
 
 
 def _ask(operator: type, name: str, module: nn.Module, config: Any, kwargs: Mapping[str, Any]) -> list[str]:

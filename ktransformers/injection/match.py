@@ -79,7 +79,16 @@ def _tests(rules: RuleSet) -> tuple[list[tuple[Rule, type | None]], list[Problem
     problems: list[Problem] = []
     for rule in rules:
         try:
-            tests.append((rule, import_class(rule.module_class) if rule.module_class else None))
+            tests.append((rule, _instance_class(rule.module_class) if rule.module_class else None))
         except UnknownOperatorError as error:
             problems.append(rule.problem(f"`match.class`: {error}"))
     return tests, problems
+
+
+def _instance_class(path: str) -> type:
+    found = import_class(path)
+    try:
+        isinstance(None, found)
+    except TypeError as error:  # a protocol, or any class whose metaclass will not answer
+        raise UnknownOperatorError(f"no module can be tested for being a {path}: {error}") from error
+    return found

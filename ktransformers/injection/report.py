@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,12 +45,20 @@ class Report:
         warnings: rules that decided nothing, when the plan allowed them.
     """
 
-    def __init__(self, plan: Plan, replacements: Sequence[Replacement], slots: Sequence[Slot]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        replacements: Sequence[Replacement],
+        slots: Sequence[Slot],
+        put_back: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        """`put_back`: what `undo` does once the originals are back, for what stood there in their place before."""
         self.plan = plan
         self.replacements = tuple(replacements)
         self.unmatched_experts = plan.unmatched_experts
         self.warnings = plan.warnings
         self._slots = tuple(slots)
+        self._put_back = tuple(put_back)
         self._undone = False
 
     @classmethod
@@ -69,7 +77,8 @@ class Report:
         return {rule.number: len(self.plan.of(rule)) for rule in self.plan.rules}
 
     def undo(self) -> None:
-        """Puts the original modules back, the same objects with the same parameters.
+        """Puts back what was there before: the same modules with the same parameters, or the operators of an earlier
+        injection.
 
         Raises:
             UndoError: undone already, the float weights were freed, or a module was replaced by somebody else since.
@@ -90,6 +99,9 @@ class Report:
             assert slot.operator is not None
             slot.original.train(slot.operator.training)
             slot.restore()
+        for put_back in self._put_back:
+            put_back()
+        self._put_back = ()
         self._undone = True
 
     def as_dict(self) -> dict[str, Any]:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from ktransformers.errors import RuleNotFoundError
 from ktransformers.hints import nearest
+from ktransformers.rules.document import parse_yaml
+from ktransformers.rules.rule import Rule
+from ktransformers.rules.schema import build_rules
 
 __all__ = ["ShippedRules", "default_rules_for", "find_rules", "rules_folder", "shipped_rules"]
 
@@ -27,7 +30,7 @@ _BY_MODEL_TYPE = {
 
 @dataclass(frozen=True)
 class ShippedRules:
-    """One shipped file; `summary` is its first comment line."""
+    """One shipped file; `summary` is its first comment line, or what its rules put in where it has none."""
 
     name: str
     path: Path
@@ -65,8 +68,10 @@ def find_rules(name: str | os.PathLike[str]) -> Path:
     Raises:
         RuleNotFoundError: naming the nearest files there are.
     """
+    if not os.fspath(name):
+        raise RuleNotFoundError(f"the name of the rule file is empty; {_choices(rules_folder(), '')}")
     path = Path(name).expanduser()
-    if path.is_file():
+    if path.is_file() or path.is_fifo():
         return path
     if path.is_dir():
         raise RuleNotFoundError(f"{path} is a folder, not a rule file; {_choices(path, '')}")
@@ -99,5 +104,15 @@ def _choices(folder: Path, wanted: str) -> str:
 
 def _summary(path: Path) -> str:
     with path.open(encoding="utf-8") as file:
-        first = file.readline().strip()
-    return first.lstrip("# ") if first.startswith("#") else ""
+        text = file.read()
+    first = text.partition("\n")[0].strip()
+    if first.startswith("#"):
+        return first.lstrip("# ")
+    return "; ".join(dict.fromkeys(_told(rule) for rule in build_rules(parse_yaml(text, path.name)) if not rule.keeps))
+
+
+def _told(rule: Rule) -> str:
+    """`KTransformersExperts with generate_device cpu, backend AMXINT8`: the class and its arguments, as written."""
+    arguments = ", ".join(f"{key} {value}" for key, value in rule.kwargs.items())
+    name = rule.replacement.rpartition(".")[2]
+    return f"{name} with {arguments}" if arguments else name

@@ -87,3 +87,10 @@ def test_folders_and_files_that_are_no_checkpoint_are_explained(tmp_path: Path) 
     (tmp_path / "inner" / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="its folder inner has one"):
         locate(tmp_path)
+
+
+def test_an_empty_name_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="name of the model is empty"):
+        locate("")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -155,3 +158,23 @@ def test_the_clock_splits_prefill_from_decode() -> None:
     assert clock.prefill_speed == 20.0
     assert clock.decode_speed == 1.0
     assert str(TokenClock()) == "no token was generated"
+
+
+def _kt_process(*arguments: str, stdin: bytes = b"", encoding: str = "utf-8") -> subprocess.CompletedProcess[bytes]:
+    program = [sys.executable, "-c", "from ktransformers.cli import main; main()", *arguments]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    return subprocess.run(program, input=stdin, env=environment, capture_output=True, check=False)
+
+
+def test_a_terminal_that_lacks_a_character_gets_a_stand_in_for_it(moe_folder: str) -> None:
+    options = ("--prompt", "abc", "--max-new-tokens", "24", "--temperature", "0")
+    done = _kt_process("run", moe_folder, *options, encoding="ascii")
+    assert done.returncode == 0, done.stderr
+    assert b"?" in done.stdout
+    assert b"speed: " in done.stderr
+
+
+def test_piped_bytes_that_are_no_utf_8_are_told(moe_folder: str) -> None:
+    done = _kt_process("run", moe_folder, stdin=b"caf\xe9")
+    assert done.returncode == 2
+    assert b"a prompt is text in UTF-8" in done.stderr

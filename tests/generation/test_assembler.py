@@ -52,6 +52,12 @@ def test_spaces_after_a_newline_survive_a_tokenizer_that_strips_the_first_one() 
     assert "".join(_pieces(METASPACE, ids)) == decode(METASPACE, ids) == "a\n bc\n  a"
 
 
+def test_a_byte_that_spoils_the_bytes_before_it_is_waited_for() -> None:
+    spoilt = [6, 7, 7, 7, 6]
+    assert _pieces(METASPACE, spoilt) == ["", "", "", "", "", decode(METASPACE, spoilt)]
+    assert _pieces(METASPACE, [3, 6, 7, 8, 9, 3]) == ["x", "", "", "", "", "😀x", ""]
+
+
 @settings(deadline=None)
 @given(st.text(max_size=40))
 def test_any_text_of_bytes(text: str) -> None:

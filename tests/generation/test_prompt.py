@@ -48,3 +48,18 @@ def test_a_chat_without_a_template_says_what_to_do(prompt: object) -> None:
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(ValueError, match="prompt is empty"):
         encode(_make_tokenizer(), "", chat=False, device=CPU)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "told"),
+    [(None, "NoneType"), (7, "int"), ({"role": "user", "content": "u"}, "dict"), (["a", "b"], "str in a list")],
+)
+def test_what_is_neither_text_nor_a_conversation_is_told_what_is_accepted(prompt: object, told: str) -> None:
+    with pytest.raises(TypeError, match=f"one text, or one conversation as a list of messages .* this is a {told}$"):
+        encode(_make_tokenizer(TEMPLATE), prompt, chat=False, device=CPU)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompt", ["caf\udce9", [{"role": "user", "content": "caf\udce9"}]])
+def test_a_lone_surrogate_is_no_text(prompt: object) -> None:
+    with pytest.raises(ValueError, match=r"no valid text: its character 4 .* UTF-8"):
+        encode(_make_tokenizer(TEMPLATE), prompt, chat=False, device=CPU)  # type: ignore[arg-type]

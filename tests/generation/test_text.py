@@ -132,3 +132,22 @@ def test_a_model_without_a_padding_token_warns_of_nothing(
     monkeypatch.setattr(model.generation_config, "pad_token_id", None)
     generate_text(model, TOKENIZER, _inputs(), **_settings(_Forced("ab")))
     assert not caplog.records
+
+
+@pytest.mark.parametrize("options", [{"max_length": 6}, {"num_return_sequences": 2}, {"return_dict_in_generate": True}])
+@pytest.mark.parametrize("run", [generate_text, stream_text])
+def test_arguments_that_make_no_one_text_are_refused_at_the_call(
+    model: PreTrainedModel, run: Callable[..., object], options: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match=f"^{next(iter(options))}=.* cannot be had here: "):
+        run(model, TOKENIZER, _inputs(), max_new_tokens=2, **options)
+
+
+def test_arguments_that_ask_for_one_text_are_not_refused(model: PreTrainedModel) -> None:
+    one = {"num_return_sequences": 1, "return_dict_in_generate": False, "max_length": None, "streamer": None}
+    assert "".join(stream_text(model, TOKENIZER, _inputs(), **_settings(_Forced("hi"), **one))) == "hi"
+
+
+def test_a_stream_takes_no_streamer_of_somebody_else(model: PreTrainedModel) -> None:
+    with pytest.raises(ValueError, match="a stream has a streamer of its own"):
+        stream_text(model, TOKENIZER, _inputs(), streamer=object())

@@ -148,3 +148,14 @@ class Outside:
 
 class Demanding(nn.Module):
     def __init__(self, key: str, gguf_loader: object, config: object, orig_module: nn.Module, bits: int) -> None: ...
+
+
+def test_a_class_to_match_that_no_isinstance_can_ask_for() -> None:
+    error = _error_of(make_rule(of="typing.Protocol"))
+    assert error.startswith("<python>: rule 1: `match.class`: no module can be tested for being a typing.Protocol")
+
+
+def test_a_pattern_without_an_end_is_told_to_end_it() -> None:
+    error = _error_of(make_rule(r"\.experts", "KTransformersExperts"))
+    assert "SiLUActivation is no experts module" in error
+    assert "the rule finds model.layers.1.mlp.experts and what lies below it: end the pattern with `$`" in error

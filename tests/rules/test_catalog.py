@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -90,3 +92,23 @@ def test_an_installation_without_its_files_says_where_it_looked(
     monkeypatch.setattr(catalog, "__file__", str(tmp_path / "ktransformers" / "rules" / "catalog.py"))
     with pytest.raises(RuleNotFoundError, match=r"looked in .*ktransformers/optimize_rules"):
         find_rules("moe")
+
+
+def test_every_shipped_file_says_what_it_is_for() -> None:
+    summaries = {shipped.name: shipped.summary for shipped in shipped_rules()}
+    assert all(summaries.values())
+    assert "backend AMXINT8" in summaries["Qwen3MoE-serve-amx"]
+
+
+def test_an_empty_name_lists_the_shipped_files() -> None:
+    with pytest.raises(RuleNotFoundError, match=r"name of the rule file is empty; .*Mixtral\.yaml"):
+        find_rules("")
+
+
+def test_a_pipe_is_read_like_a_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("- match: {name: x}\n  replace: {class: default}\n",))
+    writer.start()
+    assert len(load_rules(pipe)) == 1
+    writer.join()
