@@ -47,7 +47,7 @@ def layer_output(extension: Any, tier: str, kind: str) -> bytes:
     x, weights, out = numbers(tokens * hidden, 77), numbers(tokens * slots, 78), array("f", bytes(4 * tokens * hidden))
     ids = array("q", [(5 * i) % experts for i in range(tokens * slots)])
     ids[3] = -1
-    layer = extension.MoE(context, packed, tier, extension.Activation("silu"), slots, 4)
+    layer = extension.MoE(context, packed, tier, extension.Gate(), slots, 4)
     arrays = (address(x), "float32", address(ids), "int64", address(weights), "float32", address(out), "float32")
     layer.forward(tokens, slots, *arrays)
     return out.tobytes()
