@@ -1,6 +1,7 @@
 // What must not change a token's result: threads, batch, chunks, scratch, order, the caller's floating-point modes.
 #include <cfenv>
 #include <cmath>
+#include <memory>
 #include <utility>
 
 #include "each_tier.hpp"
@@ -88,11 +89,17 @@ TEST_EACH_FORMAT("bits: long inputs processed in chunks give the same") {
   }
 }
 
-TEST_EACH_FORMAT("bits: more rows than one chunk ever holds") {
+TEST_EACH_FORMAT("bits: more rows than one chunk ever holds, in the memory of one chunk") {
   const Layer layer = make_layer({3, 16, 16});
-  const Batch batch = make_batch(layer.shape, 3000, 8);  // 24000 rows
-  Kernel kernel(layer, c.format, *c.table, {2, 100000});
-  const std::vector<float> y = kernel(batch);
+  const Batch batch = make_batch(layer.shape, 3000, 8);  // 24000 rows, of which a chunk holds 16384
+  kt::MoE moe(std::make_shared<kt::Context>(2), pack(layer, c.format), *c.table, layer.gate_formula, 8, 100000);
+  std::vector<float> one_chunk, y;
+  const Batch first = batch.slice(0, 2048);
+  moe.forward(kt::check::arguments(first, one_chunk));
+  const std::size_t bytes = moe.scratch_bytes();
+  moe.forward(kt::check::arguments(batch, y));
+  CHECK_EQ(moe.scratch_bytes(), bytes);
+  Kernel kernel(layer, c.format, *c.table);
   for (const std::size_t t : {0, 2047, 2048, 2999}) {  // around the cut
     CHECK_SAME_BITS(kernel(batch.slice(t, t + 1)), token(y, t, 16), 16);
   }
