@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ main(sys.argv[1:])
 def test_killed_in_the_middle_the_same_command_finishes_the_work(checkpoint: Path, tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"
     convert(checkpoint, whole, "AMXINT8", threads=1)
-    arguments = ["--input", checkpoint, "--output", out, "--method", "AMXINT8", "--threads", "1"]
+    arguments = f"--input {checkpoint} --output {out} --method AMXINT8 --threads 1".split()
     assert _run("-c", _KILLED, *arguments).returncode == -signal.SIGKILL
     left = sorted(file.name for file in out.iterdir())
     assert left == [FILES[0], f"{FILES[1]}.partial"]
@@ -309,7 +310,7 @@ def test_a_damaged_or_older_file_is_refused_with_what_to_do(checkpoint: Path, tm
     convert(checkpoint, out, "AMXINT8", threads=1)
     file, layout = out / FILES[0], str(_ext.LAYOUT_VERSION)
     good = file.read_bytes()
-    cases = {
+    cases: dict[str, Callable[[], object]] = {
         "is truncated": lambda: file.write_bytes(good[:-1]),
         "is too long": lambda: file.write_bytes(good + b"\0"),
         "has layout 0; this version reads": lambda: _damage(
