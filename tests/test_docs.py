@@ -16,6 +16,7 @@ from kt_kernel import _ext
 ROOT = Path(__file__).resolve().parents[1]
 _BLOCK = re.compile(r"^```(?:bash|sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+_CONVERTER = "kernel/scripts/convert_cpu_weights.py"
 _KT = [sys.executable, "-c", "from ktransformers.cli import main; main()"]
 
 
@@ -75,8 +76,19 @@ def test_the_python_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.parametrize("command", _commands(_CONVERTER))
+def test_a_documented_conversion_runs(command: str, tmp_path: Path) -> None:
+    arguments = shlex.split(command)[1:]
+    arguments[arguments.index("--output") + 1] = str(tmp_path)
+    run = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert list(tmp_path.glob("*.safetensors"))
+
+
 def test_every_documented_command_is_one_that_a_test_runs() -> None:
-    programs = ("kt", "./install.sh")
+    programs = ("kt", "./install.sh", _CONVERTER)
     assert [line for line in _lines() if not any(_is(line[1], program) for program in programs)] == []
 
 

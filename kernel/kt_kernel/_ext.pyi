@@ -1,5 +1,7 @@
 """The C++ library as Python sees it. Raw addresses and sizes: `kt_kernel.wrappers` is the safe face."""
 
+from typing_extensions import Buffer
+
 __version__: str
 LAYOUT_VERSION: int
 
@@ -107,6 +109,9 @@ class PackedExperts:
         so transposed and interleaved sources need no copy; dtype "float32", "bfloat16", "float16". Biases: addresses of
         contiguous fp32 vectors (I), (I), (H), all of them in a biased layer. Without a gate, `gate` and `gate_bias` are
         0 and not read. Releases the GIL."""
+    def load_expert(self, expert: int, data: Buffer) -> None:
+        """Takes over one expert's packed bytes: a contiguous buffer of exactly `bytes_per_expert`, else KernelError.
+        They have to come from a layer of equal sizes, format, rotation, gate, biases and LAYOUT_VERSION."""
     def unpack_expert(self, expert: int, gate: int, up: int, down: int) -> None:
         """Writes dequantised, un-rotated fp32 (I, H), (I, H), (H, I), contiguous; no gate where there is none."""
     def bytes(self) -> memoryview:

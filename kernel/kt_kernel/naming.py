@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kt_kernel.checkpoint import Entry
 from kt_kernel.errors import WeightsError, did_you_mean
 
-__all__ = ["Layer", "find_layer"]
+__all__ = ["Layer", "choose_prefix", "find_layer", "find_layers"]
 
 PROJECTIONS = {
     "gate_proj": "gate",
@@ -60,14 +60,31 @@ def find_layer(entries: Sequence[Entry], where: str, prefix: str | None = None) 
     Raises `WeightsError` when there is none, more than one, or when tensors beside the experts would be dropped
     (quantisation scales).
     """
+    layers = _group(entries)
+    names = [entry.name for entry in entries]
+    layer = layers[choose_prefix(layers, f"looked for {_LOOKED_FOR}; found {_some(names)}", where, prefix)]
+    _refuse_leftovers(layer, entries)
+    return layer
+
+
+def find_layers(entries: Sequence[Entry], where: str) -> list[Layer]:
+    """Every layer in `entries`, in their order. Raises `WeightsError` as `find_layer` does, for any of them."""
+    layers = _group(entries)
+    if not layers:
+        names = [entry.name for entry in entries]
+        raise WeightsError(f"no experts in {where}: looked for {_LOOKED_FOR}; found {_some(names)}")
+    for layer in layers.values():
+        _refuse_leftovers(layer, entries)
+    return list(layers.values())
+
+
+def _group(entries: Iterable[Entry]) -> dict[str, Layer]:
     layers: dict[str, Layer] = {}
     for entry in entries:
         if (parsed := _parse(entry)) is not None:
             layer_prefix, projection, expert = parsed
             layers.setdefault(layer_prefix, Layer(layer_prefix)).add(projection, expert, entry)
-    layer = _select(layers, [entry.name for entry in entries], where, prefix)
-    _refuse_leftovers(layer, entries)
-    return layer
+    return layers
 
 
 def _parse(entry: Entry) -> tuple[str, str, int | None] | None:
@@ -89,16 +106,20 @@ def _parse(entry: Entry) -> tuple[str, str, int | None] | None:
     return ".".join(parts), projection, None
 
 
-def _select(layers: dict[str, Layer], names: Sequence[str], where: str, prefix: str | None) -> Layer:
+def choose_prefix(layers: Collection[str], looked_for: str, where: str, prefix: str | None) -> str:
+    """The one of `layers`' prefixes, or the one that `prefix` names, whole or by its start.
+
+    Raises `WeightsError` when none fits (`looked_for` says what would be one) or several do.
+    """
     if not layers:
-        raise WeightsError(f"no experts in {where}: looked for {_LOOKED_FOR}; found {_some(names)}")
+        raise WeightsError(f"no experts in {where}: {looked_for}")
     if prefix is None:
         fitting = list(layers)
         if len(fitting) > 1:
             raise WeightsError(
                 f"{where} holds the experts of {len(fitting)} layers; pass prefix= with one of {_some(fitting)}"
             )
-        return layers[fitting[0]]
+        return fitting[0]
     wanted = prefix.rstrip(".")
     fitting = [name for name in layers if name == wanted or name.startswith(f"{wanted}.") or not wanted]
     if wanted in layers:
@@ -108,7 +129,7 @@ def _select(layers: dict[str, Layer], names: Sequence[str], where: str, prefix: 
         raise WeightsError(f"no experts under prefix {prefix!r} in {where}{hint}")
     if len(fitting) > 1:
         raise WeightsError(f"prefix {prefix!r} fits the experts of {len(fitting)} layers in {where}: {_some(fitting)}")
-    return layers[fitting[0]]
+    return fitting[0]
 
 
 def _refuse_leftovers(layer: Layer, entries: Iterable[Entry]) -> None:

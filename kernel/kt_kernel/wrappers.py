@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from kt_kernel import _ext
@@ -12,8 +13,9 @@ from kt_kernel.backends import Backend, Family, Format, parse_backend
 from kt_kernel.calls import Pending, prepare
 from kt_kernel.config import MoEConfig
 from kt_kernel.contexts import resolve_threads, shared_context
-from kt_kernel.errors import NotLoadedError, translated
+from kt_kernel.errors import NotLoadedError, WeightsError, translated
 from kt_kernel.gate import GateFormula
+from kt_kernel.packed_file import PackedLayer, find_packed, read_packed
 from kt_kernel.tier import choose_tier
 from kt_kernel.weights import open_weights, pack
 
@@ -112,18 +114,41 @@ class MoEWrapper:
                 `down_proj`. Any strides, float32, bfloat16 or float16. With them the biases there are:
                 `gate_proj_bias`, `up_proj_bias` (E, I) or `gate_up_proj_bias` (E, 2I), `down_proj_bias` (E, H). Or the
                 path of a `.safetensors` file or folder with those names, or with one tensor for each expert
-                (`N.gate_proj.weight`, `N.gate_proj.bias`, …), under any one prefix.
+                (`N.gate_proj.weight`, `N.gate_proj.bias`, …), under any one prefix. Or the path of a file or folder
+                that convert_cpu_weights.py wrote: packed already, it is only read.
             prefix: which layer, where a file holds several, e.g. "model.layers.3.mlp.experts".
 
         Raises:
-            WeightsError: what is missing, too much, misshapen, damaged, or NaN or infinite.
+            WeightsError: what is missing, too much, misshapen, damaged, NaN or infinite, or packed for another wrapper.
         """
         context = shared_context(self._threads)
-        with open_weights(weights, self.config, self.gate.gated, prefix) as experts:
-            packed = pack(experts, context, self._tier, self.format, self._rotate)
+        found = find_packed(Path(weights), prefix) if isinstance(weights, (str, os.PathLike)) else None
+        if found is not None:
+            self._check_packed(*found)
+            packed = read_packed(*found)
+        else:
+            with open_weights(weights, self.config, self.gate.gated, prefix) as experts:
+                packed = pack(experts, context, self._tier, self.format, self._rotate)
         top_k, max_len = self.config.num_experts_per_tok, self.config.max_len
         moe = _ext.MoE(context, packed, self._tier, self.gate.native(), top_k, max_len)
         self._packed, self._moe = packed, moe
+
+    def _check_packed(self, path: Path, layer: PackedLayer) -> None:
+        """Raises `WeightsError` that names everything in which the file is not what this wrapper runs."""
+        config = self.config
+        pairs = {
+            "format": (layer.format, self.format),
+            "rotated": (layer.rotated, self._rotate),
+            "gated": (layer.gated, self.gate.gated),
+            "expert_num": (layer.experts, config.expert_num),
+            "hidden_size": (layer.hidden, config.hidden_size),
+            "intermediate_size": (layer.intermediate, config.intermediate_size),
+        }
+        if wrong := [f"{name} {there} (wanted: {here})" for name, (there, here) in pairs.items() if there != here]:
+            raise WeightsError(
+                f"{path} was packed for another wrapper: {', '.join(wrong)}; convert the checkpoint with the method "
+                "that the backend asks for, or make the wrapper with the file's backend, rotate and sizes"
+            )
 
     def forward(self, x: Any, expert_ids: Any, weights: Any) -> Any:
         """The weighted sum of each token's experts: (T, H), of `x`'s library and dtype, on the CPU.

@@ -199,6 +199,19 @@ void bind_packed_experts(py::module_& m) {
           "down_strides"_a, "dtype"_a, "gate_bias"_a = 0, "up_bias"_a = 0, "down_bias"_a = 0,
           py::call_guard<py::gil_scoped_release>())
       .def(
+          "load_expert",
+          [](PackedExperts& packed, std::size_t expert, const py::buffer& data) {
+            const py::buffer_info info = data.request();
+            if (info.ndim != 1 || (info.size > 1 && info.strides[0] != info.itemsize)) {
+              throw Error("packed bytes come in one contiguous, one-dimensional buffer");
+            }
+            const std::span<const std::byte> bytes(static_cast<const std::byte*>(info.ptr),
+                                                   static_cast<std::size_t>(info.size * info.itemsize));
+            const py::gil_scoped_release unlocked;
+            packed.load(expert, bytes);
+          },
+          "expert"_a, "data"_a)
+      .def(
           "unpack_expert",
           [](const PackedExperts& packed, std::size_t expert, Address gate, Address up, Address down) {
             packed.unpack(usable_table("generic"), expert, reinterpret_cast<float*>(gate), reinterpret_cast<float*>(up),

@@ -1,6 +1,7 @@
 #include "pack/packed_experts.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 
 #include "error.hpp"
@@ -41,6 +42,15 @@ void PackedExperts::pack(Context& context, const TierTable& table, std::size_t e
                       }
                     }};
   session.run({&phase, 1});
+}
+
+void PackedExperts::load(std::size_t expert, std::span<const std::byte> bytes) {
+  check_expert(expert);
+  if (bytes.size() != layout_.expert_bytes) {
+    throw Error("expert " + std::to_string(expert) + " takes " + std::to_string(layout_.expert_bytes) +
+                " packed bytes, not " + std::to_string(bytes.size()));
+  }
+  std::memcpy(data() + layout_.gate_up_offset(expert), bytes.data(), bytes.size());
 }
 
 void PackedExperts::unpack(const TierTable& table, std::size_t expert, float* gate, float* up, float* down) const {

@@ -37,6 +37,9 @@ class PackedExperts {
   // Throws WeightsValueError for a NaN or infinite weight, and the expert must then not be used.
   void pack(Context& context, const TierTable& table, std::size_t expert, const ExpertSource& source);
 
+  // Takes over one expert's packed bytes, as an equal layout wrote them: exactly `layout().expert_bytes`, else throws.
+  void load(std::size_t expert, std::span<const std::byte> bytes);
+
   // Dequantised and un-rotated: (I, H), (I, H), (H, I), contiguous fp32. Without a gate `gate` is not written.
   void unpack(const TierTable& table, std::size_t expert, float* gate, float* up, float* down) const;
 

@@ -1,0 +1,93 @@
+"""The command line of the converter, `convert_cpu_weights.py`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from kt_kernel.converter import METHODS, Progress, convert
+from kt_kernel.errors import BackendError, ConfigError, KernelError
+
+__all__ = ["main"]
+
+OK, FAILED, USAGE = 0, 1, 2
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0 converted, 1 could not be, 2 the command line is wrong. Errors are one sentence on stderr."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        with _progress() as progress:
+            report = convert(
+                options.input,
+                options.output,
+                options.method,
+                threads=options.threads,
+                rotate=options.rotate,
+                progress=progress,
+            )
+    except (BackendError, ConfigError) as error:
+        return _fail(parser, error, USAGE)
+    except (KernelError, OSError, MemoryError) as error:
+        return _fail(parser, error, FAILED)
+    except KeyboardInterrupt:
+        return _fail(parser, "interrupted; the same command goes on where it stopped", INTERRUPTED)
+    kept = f", {len(report.kept)} already there" if report.kept else ""
+    size = report.nbytes / 2**20
+    sys.stdout.write(f"{len(report.written)} layer(s) converted{kept}: {size:.1f} MiB in {report.output}\n")
+    return OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="convert_cpu_weights.py",
+        description="Packs the experts of a float safetensors checkpoint for the CPU kernel, one file a layer.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--input",
+        "--input-path",
+        type=Path,
+        required=True,
+        help="a .safetensors file, its index, or the checkpoint's folder",
+    )
+    parser.add_argument("--output", type=Path, required=True, help="folder for the packed files, made if not there")
+    parser.add_argument(
+        "--method", "--quant-method", required=True, metavar="|".join(METHODS), help="case does not matter"
+    )
+    parser.add_argument("--threads", type=int, help="default: KT_NUM_THREADS, else the physical cores there are")
+    parser.add_argument(
+        "--no-rotate",
+        dest="rotate",
+        action="store_false",
+        help="INT8: quantise without rotating first; the wrapper then needs rotate=False",
+    )
+    return parser
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """A bar on stderr where that is a terminal, else nothing."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("experts", total=None)
+
+        def show(prefix: str, done: int, total: int) -> None:
+            bar.update(task, description=prefix or "experts", completed=done, total=total)
+
+        yield show
+
+
+def _fail(parser: argparse.ArgumentParser, error: BaseException | str, status: int) -> int:
+    sys.stderr.write(f"{parser.prog}: {error}\n")
+    return status

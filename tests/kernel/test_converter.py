@@ -1,0 +1,351 @@
+"""Checkpoints converted ahead of time: the command line of the seed, the files it writes, and loading them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from kt_kernel import BackendError, GateFormula, KernelError, MoEWrapper, WeightsError, _ext
+from kt_kernel.convert_command import main
+from kt_kernel.converter import MANIFEST, convert
+from kt_kernel.packed_file import find_packed, open_packed
+from tests.kernel.layers import make_input, make_layer, same_bits
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "kernel" / "scripts" / "convert_cpu_weights.py"
+LAYERS = [make_layer(4, 40, 24, seed=seed) for seed in range(3)]
+X, IDS, WEIGHTS = make_input(LAYERS[0], 5, 2)
+MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+PREFIXES = [f"model.layers.{index}.block_sparse_moe.experts" for index in range(3)]
+FILES = [f"{prefix}.safetensors" for prefix in PREFIXES]
+
+
+def _make_mixtral(folder: Path) -> Path:
+    """Three layers of bf16 experts under Mixtral's names, in two files, and what else a checkpoint has."""
+    tensors = {"model.embed_tokens.weight": torch.zeros(8, 40)}
+    for prefix, layer in zip(PREFIXES, LAYERS, strict=True):
+        for name, stacked in layer.weights().items():
+            for expert in range(layer.experts):
+                tensors[f"{prefix}.{expert}.{MIXTRAL[name]}.weight"] = torch.from_numpy(stacked[expert]).bfloat16()
+    folder.mkdir(parents=True)
+    names = list(tensors)
+    save_file({name: tensors[name] for name in names[::2]}, folder / "model-1.safetensors")
+    save_file({name: tensors[name] for name in names[1::2]}, folder / "model-2.safetensors")
+    (folder / "config.json").write_text(json.dumps({"hidden_size": 40, "model_type": "mixtral"}))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    return folder
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return _make_mixtral(tmp_path / "mixtral")
+
+
+def _wrapper(backend: str = "INT8", **options: Any) -> MoEWrapper:
+    return MoEWrapper(LAYERS[0].config(2), backend=backend, threads=1, **options)
+
+
+def _bytes(wrapper: MoEWrapper) -> bytes:
+    assert wrapper._packed is not None
+    return bytes(wrapper._packed.bytes())
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+
+
+def _run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_printed_command_line_converts_one_file(tmp_path: Path) -> None:
+    line = f"{SCRIPT} --input path/to/model.safetensors --output path/to/amx_weights --method AMXINT8"
+    (tmp_path / "path" / "to").mkdir(parents=True)
+    stacked = {f"mlp.experts.{name}": torch.from_numpy(value) for name, value in LAYERS[0].weights().items()}
+    save_file(stacked, tmp_path / "path/to/model.safetensors")
+    run = _run(*shlex.split(line), cwd=tmp_path)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.startswith("1 layer(s) converted")
+    converted, direct = _wrapper("AMXINT8"), _wrapper("AMXINT8")
+    converted.load_weights(tmp_path / "path/to/amx_weights")
+    direct.load_weights(LAYERS[0].weights())
+    assert _bytes(converted) == _bytes(direct)
+
+
+@pytest.mark.parametrize(
+    ("method", "backend", "rotate"),
+    [("AMXINT8", "INT8", True), ("amxint8", "INT8", False), ("amx-bf16", "BF16", True)],
+)
+def test_converted_weights_are_those_packed_on_the_fly(
+    checkpoint: Path, tmp_path: Path, method: str, backend: str, rotate: bool
+) -> None:
+    convert(checkpoint, tmp_path / "out", method, threads=2, rotate=rotate)
+    for prefix in PREFIXES:
+        converted, direct = _wrapper(backend, rotate=rotate), _wrapper(backend, rotate=rotate)
+        converted.load_weights(tmp_path / "out", prefix=prefix)
+        direct.load_weights(checkpoint, prefix=prefix)
+        assert _bytes(converted) == _bytes(direct)
+        assert same_bits(converted.forward(X, IDS, WEIGHTS), direct.forward(X, IDS, WEIGHTS))
+
+
+def test_experts_without_a_gate_and_with_biases(tmp_path: Path) -> None:
+    layer = LAYERS[0]
+    plain = {"up_proj": torch.from_numpy(layer.up), "down_proj": torch.from_numpy(layer.down)}
+    save_file(plain, tmp_path / "plain.safetensors")
+    biases = {"up_proj_bias": torch.randn(4, 24), "down_proj_bias": torch.randn(4, 40)}
+    both = {"gate_proj": torch.from_numpy(layer.gate), "gate_proj_bias": torch.randn(4, 24)}
+    save_file({**plain, **biases, **both}, tmp_path / "biased.safetensors")
+    for name, gate in (("plain", GateFormula(activation="relu2", gated=False)), ("biased", GateFormula())):
+        source, out = tmp_path / f"{name}.safetensors", tmp_path / name
+        convert(source, out, "AMXINT8", threads=1)
+        converted, direct = _wrapper(gate=gate), _wrapper(gate=gate)
+        converted.load_weights(out)
+        direct.load_weights(source)
+        assert _bytes(converted) == _bytes(direct)
+
+
+def test_the_output_is_a_folder_of_safetensors_with_what_the_model_needs(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    report = convert(checkpoint, out, "AMXINT8", threads=1)
+    companions = ["chat_template.jinja", "config.json", MANIFEST, "tokenizer.json"]
+    assert sorted(file.name for file in out.iterdir()) == sorted([*companions, *FILES])
+    assert sorted(report.written) == FILES
+    manifest = json.loads((out / MANIFEST).read_text())
+    assert {layer["prefix"] for layer in manifest["layers"]} == set(PREFIXES)
+    assert all((out / layer["file"]).stat().st_size == layer["bytes"] for layer in manifest["layers"])
+    layer = open_packed(out / FILES[1])
+    assert {source.name for source in layer.sources} == {"model-1.safetensors", "model-2.safetensors"}
+    tensors = load_file(out / FILES[1])
+    assert {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()} == {
+        f"{PREFIXES[1]}.packed": (torch.uint8, (4, layer.bytes_per_expert))
+    }
+    with safe_open(str(out / FILES[1]), framework="pt") as file:
+        assert file.metadata()["prefix"] == PREFIXES[1]
+
+
+def test_a_second_run_writes_only_what_is_missing_or_damaged(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(checkpoint, out, "AMXINT8", threads=1)
+    first = _contents(out)
+    (out / FILES[1]).unlink()
+    with (out / FILES[2]).open("r+b") as file:
+        file.truncate(len(first[FILES[2]]) - 1)
+    untouched = (out / FILES[0]).stat()
+    report = convert(checkpoint, out, "AMXINT8", threads=1)
+    assert (report.written, report.kept) == (tuple(FILES[1:]), (FILES[0],))
+    after = (out / FILES[0]).stat()
+    assert (after.st_mtime_ns, after.st_ino) == (untouched.st_mtime_ns, untouched.st_ino)
+    assert _contents(out) == first
+
+
+def test_another_checkpoint_of_the_same_size_is_not_taken_for_the_old_one(checkpoint: Path, tmp_path: Path) -> None:
+    convert(checkpoint, tmp_path / "out", "AMXINT8", threads=1)
+    for file in sorted(checkpoint.glob("*.safetensors")):
+        tuned = {name: tensor * 2 for name, tensor in load_file(file).items()}
+        file.unlink()
+        save_file(tuned, file)
+    assert convert(checkpoint, tmp_path / "out", "AMXINT8", threads=1).kept == ()
+    assert convert(checkpoint, tmp_path / "out", "AMXINT8", threads=1).written == ()
+    assert convert(checkpoint, tmp_path / "out", "AMXINT8", threads=1, rotate=False).kept == ()
+
+
+_KILLED = """
+import os, signal, sys
+from kt_kernel import converter, packed_file
+done = 0
+def sync(descriptor):  # the second file is written and not yet renamed
+    global done
+    done += 1
+    if done == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+packed_file.os.fsync = sync
+from kt_kernel.convert_command import main
+main(sys.argv[1:])
+"""
+
+
+def test_killed_in_the_middle_the_same_command_finishes_the_work(checkpoint: Path, tmp_path: Path) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    convert(checkpoint, whole, "AMXINT8", threads=1)
+    arguments = f"--input {checkpoint} --output {out} --method AMXINT8 --threads 1".split()
+    assert _run("-c", _KILLED, *arguments).returncode == -signal.SIGKILL
+    left = sorted(file.name for file in out.iterdir())
+    assert left == [FILES[0], f"{FILES[1]}.partial"]
+    run = _run(SCRIPT, *arguments)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "2 layer(s) converted, 1 already there" in run.stdout
+    assert _contents(out) == _contents(whole)
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_written(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10_000, 9_000, 1_000))
+    out = tmp_path / "new" / "out"
+    assert main(["--input", str(checkpoint), "--output", str(out), "--method", "AMXINT8"]) == 1
+    error = capsys.readouterr().err
+    assert "make room" in error
+    assert error.count("\n") == 1
+    assert not out.parent.exists()
+
+
+def test_upstreams_spellings_of_the_options_are_taken(checkpoint: Path, tmp_path: Path) -> None:
+    options = ["--input-path", str(checkpoint), "--output", str(tmp_path / "out"), "--quant-method", "amxbf16"]
+    assert main([*options, "--threads", "1"]) == 0
+    assert open_packed(tmp_path / "out" / FILES[0]).format == "BF16"
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [("AMXINT4", "not in this version"), ("AMXINT9", "did you mean"), ("AVX2INT8", "AMXINT8 or AMXBF16")],
+)
+def test_a_method_that_is_not_there_is_an_error_of_the_command_line(
+    checkpoint: Path, tmp_path: Path, method: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--input", str(checkpoint), "--output", str(tmp_path / "out"), "--method", method]) == 2
+    assert message in capsys.readouterr().err
+    with pytest.raises(BackendError, match=message):
+        convert(checkpoint, tmp_path / "out", method)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_command_line_without_an_input_is_status_2(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--output", str(tmp_path), "--method", "AMXINT8"])
+    assert stop.value.code == 2
+
+
+def test_a_checkpoint_without_experts_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_file({"model.layers.0.mlp.gate_proj.weight": torch.zeros(4, 4)}, tmp_path / "dense.safetensors")
+    options = ["--input", str(tmp_path / "dense.safetensors"), "--output", str(tmp_path / "out")]
+    assert main([*options, "--method", "AMXINT8"]) == 1
+    assert "no experts in" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_bad_layer_is_found_before_the_first_is_written(checkpoint: Path, tmp_path: Path) -> None:
+    tensors = load_file(checkpoint / "model-2.safetensors")
+    tensors.pop(next(name for name in tensors if name.startswith(PREFIXES[2])))
+    save_file(tensors, checkpoint / "model-2.safetensors")
+    with pytest.raises(WeightsError, match="1 of 12 tensors are missing"):
+        convert(checkpoint, tmp_path / "out", "AMXINT8", threads=1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_experts_saved_transposed_are_refused_by_the_config(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "config.json").write_text(json.dumps({"text_config": {"hidden_size": 24}}))
+    with pytest.raises(WeightsError, match="saved transposed"):
+        convert(checkpoint, tmp_path / "out", "AMXINT8", threads=1)
+
+
+def test_folders_with_other_weights_are_not_written_into(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="the checkpoint itself"):
+        convert(checkpoint, checkpoint, "AMXINT8", threads=1)
+    for name in ("other.safetensors", FILES[0]):
+        out = tmp_path / f"out-{name}"
+        out.mkdir()
+        save_file({"mine": torch.zeros(1)}, out / name)
+        with pytest.raises(WeightsError, match="pass another folder"):
+            convert(checkpoint, out, "AMXINT8", threads=1)
+        assert list(load_file(out / name)) == ["mine"]
+
+
+def test_several_packed_layers_need_a_prefix(checkpoint: Path, tmp_path: Path) -> None:
+    convert(checkpoint, tmp_path / "out", "AMXINT8", threads=1)
+    wrapper = _wrapper()
+    with pytest.raises(WeightsError, match=r"3 layers; pass prefix= with one of 'model\.layers\.0"):
+        wrapper.load_weights(tmp_path / "out")
+    with pytest.raises(WeightsError, match="did you mean"):
+        wrapper.load_weights(tmp_path / "out", prefix=PREFIXES[0].replace("block_sparse", "block"))
+    assert not wrapper.loaded
+    wrapper.load_weights(tmp_path / "out", prefix="model.layers.1")
+    assert wrapper.loaded
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "config", "message"),
+    [
+        ("BF16", {}, {}, r"format INT8 \(wanted: BF16\)"),
+        ("INT8", {"rotate": False}, {}, r"rotated True \(wanted: False\)"),
+        ("INT8", {"gate": GateFormula(gated=False)}, {}, r"gated True \(wanted: False\)"),
+        ("INT8", {}, {"hidden_size": 48, "expert_num": 8}, r"expert_num 4 \(wanted: 8\), hidden_size 40"),
+    ],
+    ids=["format", "rotation", "gate", "sizes"],
+)
+def test_a_file_packed_for_another_wrapper_is_refused(
+    checkpoint: Path, tmp_path: Path, backend: str, options: dict[str, Any], config: dict[str, int], message: str
+) -> None:
+    convert(checkpoint, tmp_path / "out", "AMXINT8", threads=1)
+    wrapper = MoEWrapper({**LAYERS[0].config(2), **config}, backend=backend, threads=1, **options)
+    with pytest.raises(WeightsError, match=message):
+        wrapper.load_weights(tmp_path / "out" / FILES[0])
+    assert not wrapper.loaded
+
+
+def _damage(file: Path, old: bytes, new: bytes) -> None:
+    data = file.read_bytes()
+    assert data.count(old) == 1
+    assert len(old) == len(new)
+    file.write_bytes(data.replace(old, new))
+
+
+def test_a_damaged_or_older_file_is_refused_with_what_to_do(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(checkpoint, out, "AMXINT8", threads=1)
+    file, layout = out / FILES[0], str(_ext.LAYOUT_VERSION)
+    good = file.read_bytes()
+    cases: dict[str, Callable[[], object]] = {
+        "is truncated": lambda: file.write_bytes(good[:-1]),
+        "is too long": lambda: file.write_bytes(good + b"\0"),
+        "has layout 0; this version reads": lambda: _damage(
+            file, f'"layout": "{layout}"'.encode(), b'"layout": "%b"' % b"0".rjust(len(layout), b"0")
+        ),
+        "has file format 9": lambda: _damage(file, b'"kt_format": "1"', b'"kt_format": "9"'),
+        "contradict": lambda: _damage(file, b'"shape": [4, ', b'"shape": [2, '),
+        "metadata are damaged": lambda: _damage(file, b'\\"experts\\": 4', b'\\"experts\\": 0'),
+        "damaged, truncated or no safetensors": lambda: file.write_bytes(good[:100]),
+    }
+    for message, damage in cases.items():
+        file.write_bytes(good)
+        damage()
+        with pytest.raises(WeightsError, match=message):
+            _wrapper().load_weights(file)
+    with pytest.raises(WeightsError, match="is not a file of packed experts"):
+        open_packed(checkpoint / "model-1.safetensors")
+
+
+def test_packed_and_float_files_in_one_folder_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    convert(checkpoint, tmp_path / "out", "AMXINT8", threads=1)
+    assert find_packed(checkpoint) is None
+    shutil.copy(checkpoint / "model-1.safetensors", tmp_path / "out")
+    with pytest.raises(WeightsError, match=r"also files that are not \(model-1"):
+        _wrapper().load_weights(tmp_path / "out", prefix=PREFIXES[0])
+
+
+def test_packed_bytes_of_another_length_or_shape_are_refused() -> None:
+    packed = _ext.PackedExperts(2, 40, 24, "INT8", True)
+    size = packed.bytes_per_expert
+    for data in (bytes(size - 1), bytes(size + 1), b"", memoryview(bytes(2 * size))[::2]):
+        with pytest.raises(KernelError, match="bytes"):
+            packed.load_expert(0, data)
+    with pytest.raises(KernelError, match="expert 2 of 2"):
+        packed.load_expert(2, bytes(size))
+    packed.load_expert(0, bytes(size))
+    packed.load_expert(1, b"\x07" * size)
+    assert bytes(packed.bytes()) == bytes(size) + b"\x07" * size
