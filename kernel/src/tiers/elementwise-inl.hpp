@@ -140,7 +140,8 @@ inline std::size_t int8_row_bytes(std::size_t k_padded) {
 // -----------------------------------------------------------------------------------------------------
 
 // exp(x) for the sigmoid: x = n·ln2 + r, |r| <= ln2/2, Taylor to r^7 (the rest is below 0.35^8/8! = 5e-9), times 2^n.
-// The bounds keep 2^n a normal number; beyond them the sigmoid is 0 or 1 to fp32 anyway.
+// The bounds keep 2^n a normal number. Beyond them the sigmoid is held: at 1 to fp32, or near 6e-39 instead of 0, which
+// only a gate below -1e35 could show.
 inline F exp_of(F x) {
   x = min_of(max_of(x, set1(-87.0f)), set1(88.0f));
   const I n = round_to_int(mul(x, set1(1.44269504f)));  // 1/ln2
