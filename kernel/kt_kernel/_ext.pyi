@@ -23,7 +23,7 @@ class TierInfo:
     compiled: bool  # this build holds the tier
     missing_cpu: list[str]  # CPU features the tier needs and this CPU lacks
     missing_os: list[str]  # state components the OS or hypervisor has not enabled
-    formats: list[str]  # formats the tier implements ("INT8", "BF16")
+    formats: list[str]  # formats the tier implements ("INT8", "BF16", …)
 
 def tiers() -> list[TierInfo]:
     """Every tier this source tree knows, lowest first, `generic` always usable."""
@@ -68,6 +68,24 @@ class Gate:
         up_offset: float = 0.0,
     ) -> None: ...
 
+class MatrixTraits:
+    """How one weight matrix is kept. Formats: "INT8", "BF16", "INT4", "INT8_GROUPED", "FP8". The rest is for grouped
+    formats: inputs a scale, levels "int4", "uint4", "e2m1", "int8", dtype of scales and minimums."""
+
+    def __init__(
+        self,
+        format: str,
+        group: int = 0,
+        levels: str = "int4",
+        minimums: bool = False,
+        scales: str = "float32",
+    ) -> None: ...
+    format: str
+    group: int
+    levels: str
+    minimums: bool
+    scales: str
+
 class PackedExperts:
     """Packed weights of one layer, 64-byte aligned, independent of tier, threads and NUMA."""
     def __init__(
@@ -75,7 +93,8 @@ class PackedExperts:
         experts: int,
         hidden: int,
         intermediate: int,
-        format: str,
+        gate_up: MatrixTraits,
+        down: MatrixTraits,
         rotate: bool,
         gated: bool = True,
         biased: bool = False,
@@ -83,7 +102,8 @@ class PackedExperts:
     experts: int
     hidden: int
     intermediate: int
-    format: str
+    gate_up: MatrixTraits
+    down: MatrixTraits
     rotated: bool
     gated: bool
     biased: bool
@@ -111,7 +131,7 @@ class PackedExperts:
         0 and not read. Releases the GIL."""
     def load_expert(self, expert: int, data: Buffer) -> None:
         """Takes over one expert's packed bytes: a contiguous buffer of exactly `bytes_per_expert`, else KernelError.
-        They have to come from a layer of equal sizes, format, rotation, gate, biases and LAYOUT_VERSION."""
+        They have to come from a layer of equal sizes, formats, rotation, gate, biases and LAYOUT_VERSION."""
     def unpack_expert(self, expert: int, gate: int, up: int, down: int) -> None:
         """Writes dequantised, un-rotated fp32 (I, H), (I, H), (H, I), contiguous; no gate where there is none."""
     def bytes(self) -> memoryview:

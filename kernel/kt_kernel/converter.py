@@ -22,6 +22,7 @@ from kt_kernel.config import MoEConfig
 from kt_kernel.contexts import resolve_threads, shared_context
 from kt_kernel.errors import BackendError, ConfigError, WeightsError
 from kt_kernel.layer_check import check_layer
+from kt_kernel.layer_formats import LayerFormats
 from kt_kernel.naming import BIAS, Layer, find_layers
 from kt_kernel.packed_file import PARTIAL, PackedLayer, Source, is_packed, open_packed, save_packed
 from kt_kernel.tier import choose_tier
@@ -126,7 +127,7 @@ def convert(
         for index, job in enumerate(todo):
             if progress is not None:
                 progress(job.packed.prefix, len(jobs) - len(todo) + index, len(jobs))
-            packed = pack(job.weights, context, tier, backend.format, job.packed.rotated)
+            packed = pack(job.weights, context, tier, job.packed.formats, job.packed.rotated)
             save_packed(job.path, packed, job.packed.prefix, job.packed.sources)
     if progress is not None:
         progress("", len(jobs), len(jobs))
@@ -156,21 +157,15 @@ def _job(layer: Layer, output: Path, backend: Backend, rotate: bool) -> _Job:
     weights = ExpertWeights(layer, config, check_layer(layer, config, gated), gated)
     files = sorted({entry.where for entry in (*layer.stacked.values(), *layer.single.values())})
     # One expert is enough to know the bytes of all.
-    one = _ext.PackedExperts(
-        1,
-        config.hidden_size,
-        config.intermediate_size,
-        backend.format,
-        rotate and backend.format == "INT8",
-        gated,
-        weights.biased,
-    )
+    formats = LayerFormats.both(backend.format)
+    sizes = 1, config.hidden_size, config.intermediate_size
+    one = formats.allocate(*sizes, rotate=rotate, gated=gated, biased=weights.biased)
     packed = PackedLayer(
         layer.prefix,
         config.expert_num,
         config.hidden_size,
         config.intermediate_size,
-        one.format,
+        formats,
         one.rotated,
         gated,
         weights.biased,

@@ -15,11 +15,12 @@ from typing import Any
 
 from kt_kernel import _ext
 from kt_kernel.errors import WeightsError
+from kt_kernel.layer_formats import LayerFormats
 from kt_kernel.naming import choose_prefix
 
 __all__ = ["PackedLayer", "Source", "find_packed", "is_packed", "open_packed", "read_packed", "save_packed"]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 PARTIAL = ".partial"
 """Ends the name of a file that is being written."""
 _MARK = "kt_format"
@@ -49,7 +50,7 @@ class PackedLayer:
     experts: int
     hidden: int
     intermediate: int
-    format: str
+    formats: LayerFormats
     rotated: bool
     gated: bool
     biased: bool
@@ -63,7 +64,7 @@ class PackedLayer:
             packed.experts,
             packed.hidden,
             packed.intermediate,
-            packed.format,
+            LayerFormats.of(packed),
             packed.rotated,
             packed.gated,
             packed.biased,
@@ -133,7 +134,8 @@ def open_packed(path: Path) -> PackedLayer:
     try:
         fields = json.loads(metadata["layer"])
         sources = tuple(Source(**source) for source in fields.pop("sources"))
-        layer = PackedLayer(prefix=metadata["prefix"], sources=sources, **fields)
+        formats = LayerFormats.from_dict(fields.pop("formats"))
+        layer = PackedLayer(prefix=metadata["prefix"], formats=formats, sources=sources, **fields)
         if not all(type(size) is int and size > 0 for size in (layer.experts, layer.bytes_per_expert)):
             raise ValueError(f"{layer.experts} experts of {layer.bytes_per_expert} bytes")
         written = layer.header
@@ -151,9 +153,8 @@ def open_packed(path: Path) -> PackedLayer:
 
 def read_packed(path: Path, layer: PackedLayer) -> _ext.PackedExperts:
     """The packed experts, copied from the file expert by expert."""
-    packed = _ext.PackedExperts(
-        layer.experts, layer.hidden, layer.intermediate, layer.format, layer.rotated, layer.gated, layer.biased
-    )
+    sizes = layer.experts, layer.hidden, layer.intermediate
+    packed = layer.formats.allocate(*sizes, rotate=layer.rotated, gated=layer.gated, biased=layer.biased)
     if packed.bytes_per_expert != layer.bytes_per_expert:
         raise WeightsError(
             f"{path}: an expert of its sizes takes {packed.bytes_per_expert} bytes, not {layer.bytes_per_expert}: "

@@ -18,6 +18,7 @@ from kt_kernel.checkpoint import open_dictionary, open_path
 from kt_kernel.config import MoEConfig
 from kt_kernel.errors import WeightsError, translated
 from kt_kernel.layer_check import check_layer
+from kt_kernel.layer_formats import LayerFormats
 from kt_kernel.naming import BIAS, Layer, find_layer
 
 __all__ = ["ExpertWeights", "open_weights", "pack"]
@@ -99,7 +100,9 @@ def open_weights(
         yield ExpertWeights(layer, config, check_layer(layer, config, gated), gated)
 
 
-def pack(weights: ExpertWeights, context: _ext.Context, tier: str, format: str, rotate: bool) -> _ext.PackedExperts:
+def pack(
+    weights: ExpertWeights, context: _ext.Context, tier: str, formats: LayerFormats, rotate: bool
+) -> _ext.PackedExperts:
     """Quantises and lays out every expert. Between two experts Ctrl-C is heard.
 
     Raises `WeightsError` that names the expert, the projection and the place of a weight that is NaN or infinite, and
@@ -109,12 +112,13 @@ def pack(weights: ExpertWeights, context: _ext.Context, tier: str, format: str, 
     sizes = config.expert_num, config.hidden_size, config.intermediate_size
     label = weights.layer.label
     try:
-        packed = _ext.PackedExperts(*sizes, format, rotate, weights.gated, weights.biased)
+        packed = formats.allocate(*sizes, rotate=rotate, gated=weights.gated, biased=weights.biased)
     except MemoryError:
-        least = math.prod(sizes) * (3 if weights.gated else 2) * (1 if format == "INT8" else 2)
+        bits = (2 if weights.gated else 1) * formats.gate_up.bits + formats.down.bits
+        least = math.prod(sizes) * bits // 8
         raise MemoryError(
-            f"{label}: no memory for its packed {format} weights, {least} bytes ({least / 2**30:.1f} GiB) or a little "
-            "more; free some, raise the process's limit, or give fewer layers to the kernel"
+            f"{label}: no memory for its packed {formats.name} weights, {least} bytes ({least / 2**30:.1f} GiB) or a "
+            "little more; free some, raise the process's limit, or give fewer layers to the kernel"
         ) from None
     for index in range(config.expert_num):
         expert = weights.expert(index)

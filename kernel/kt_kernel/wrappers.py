@@ -15,6 +15,7 @@ from kt_kernel.config import MoEConfig
 from kt_kernel.contexts import resolve_threads, shared_context
 from kt_kernel.errors import NotLoadedError, WeightsError, translated
 from kt_kernel.gate import GateFormula
+from kt_kernel.layer_formats import LayerFormats
 from kt_kernel.packed_file import PackedLayer, find_packed, read_packed
 from kt_kernel.tier import choose_tier
 from kt_kernel.weights import open_weights, pack
@@ -128,7 +129,7 @@ class MoEWrapper:
             packed = read_packed(*found)
         else:
             with open_weights(weights, self.config, self.gate.gated, prefix) as experts:
-                packed = pack(experts, context, self._tier, self.format, self._rotate)
+                packed = pack(experts, context, self._tier, LayerFormats.both(self.format), self._rotate)
         top_k, max_len = self.config.num_experts_per_tok, self.config.max_len
         moe = _ext.MoE(context, packed, self._tier, self.gate.native(), top_k, max_len)
         self._packed, self._moe = packed, moe
@@ -137,7 +138,7 @@ class MoEWrapper:
         """Raises `WeightsError` that names everything in which the file is not what this wrapper runs."""
         config = self.config
         pairs = {
-            "format": (layer.format, self.format),
+            "format": (layer.formats.name, self.format),
             "rotated": (layer.rotated, self._rotate),
             "gated": (layer.gated, self.gate.gated),
             "expert_num": (layer.experts, config.expert_num),

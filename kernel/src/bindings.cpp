@@ -162,20 +162,42 @@ void bind_context(py::module_& m) {
       .def("run_failing_job", &run_failing_job, "message"_a, py::call_guard<py::gil_scoped_release>());
 }
 
+std::string scales_name(DType dtype) {
+  return dtype == DType::kF32 ? "float32" : dtype == DType::kBf16 ? "bfloat16" : "float16";
+}
+
+void bind_matrix_traits(py::module_& m) {
+  py::class_<MatrixTraits>(m, "MatrixTraits")
+      .def(py::init([](const std::string& format, std::size_t group, const std::string& levels, bool minimums,
+                       const std::string& scales) {
+             return MatrixTraits{.format = parse_format(format),
+                                 .group = group,
+                                 .levels = parse_levels(levels),
+                                 .minimums = minimums,
+                                 .scales = parse_dtype(scales)};
+           }),
+           "format"_a, "group"_a = 0, "levels"_a = "int4", "minimums"_a = false, "scales"_a = "float32")
+      .def_property_readonly("format", [](const MatrixTraits& t) { return std::string(format_name(t.format)); })
+      .def_readonly("group", &MatrixTraits::group)
+      .def_property_readonly("levels", [](const MatrixTraits& t) { return std::string(levels_name(t.levels)); })
+      .def_readonly("minimums", &MatrixTraits::minimums)
+      .def_property_readonly("scales", [](const MatrixTraits& t) { return scales_name(t.scales); });
+}
+
 void bind_packed_experts(py::module_& m) {
   py::class_<PackedExperts, std::shared_ptr<PackedExperts>>(m, "PackedExperts", py::buffer_protocol())
-      .def(py::init([](std::size_t experts, std::size_t hidden, std::size_t intermediate, const std::string& format,
-                       bool rotate, bool gated, bool biased) {
-             return std::make_shared<PackedExperts>(LayerLayout(parse_format(format),
-                                                                {.rotated = rotate, .gated = gated, .biased = biased},
-                                                                experts, hidden, intermediate));
+      .def(py::init([](std::size_t experts, std::size_t hidden, std::size_t intermediate, const MatrixTraits& gate_up,
+                       const MatrixTraits& down, bool rotate, bool gated, bool biased) {
+             return std::make_shared<PackedExperts>(LayerLayout(
+                 gate_up, down, {.rotated = rotate, .gated = gated, .biased = biased}, experts, hidden, intermediate));
            }),
-           "experts"_a, "hidden"_a, "intermediate"_a, "format"_a, "rotate"_a, "gated"_a = true, "biased"_a = false)
+           "experts"_a, "hidden"_a, "intermediate"_a, "gate_up"_a, "down"_a, "rotate"_a, "gated"_a = true,
+           "biased"_a = false)
       .def_property_readonly("experts", [](const PackedExperts& p) { return p.layout().experts; })
       .def_property_readonly("hidden", [](const PackedExperts& p) { return p.layout().hidden; })
       .def_property_readonly("intermediate", [](const PackedExperts& p) { return p.layout().intermediate; })
-      .def_property_readonly("format",
-                             [](const PackedExperts& p) { return std::string(format_name(p.layout().format)); })
+      .def_property_readonly("gate_up", [](const PackedExperts& p) { return p.layout().gate_up.traits; })
+      .def_property_readonly("down", [](const PackedExperts& p) { return p.layout().down.traits; })
       .def_property_readonly("rotated", [](const PackedExperts& p) { return p.layout().traits.rotated; })
       .def_property_readonly("gated", [](const PackedExperts& p) { return p.layout().traits.gated; })
       .def_property_readonly("biased", [](const PackedExperts& p) { return p.layout().traits.biased; })
@@ -302,6 +324,7 @@ PYBIND11_MODULE(_ext, m) {
   kt::bind_cpu(m);
   kt::bind_tiers(m);
   kt::bind_context(m);
+  kt::bind_matrix_traits(m);
   kt::bind_packed_experts(m);
   kt::bind_moe(m);
 }

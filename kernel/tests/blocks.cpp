@@ -135,14 +135,14 @@ Rows::Rows(const FormatCase& c, const std::vector<float>& x, std::size_t k_padde
 
 Rows::Rows(const FormatCase& c, const void* x, DType dtype, std::size_t rows, std::size_t k, std::size_t k_padded)
     : functions(c.functions()),
-      row_bytes(functions.row_bytes(k_padded)),
+      row_bytes(functions.row_bytes(MatrixTraits{c.format}, k_padded)),
       count(rows),
       bytes(rows * row_bytes),
       scales(rows, 1.0f) {
   const GuardedBuffer work(k_padded * sizeof(float));
   const std::size_t source_bytes = k * (dtype == DType::kF32 ? 4 : 2);
   for (std::size_t r = 0; r < rows; ++r) {
-    functions.encode_row(static_cast<const char*>(x) + r * source_bytes, dtype, k, k_padded, 0,
+    functions.encode_row(static_cast<const char*>(x) + r * source_bytes, dtype, k, k_padded, MatrixTraits{c.format},
                          bytes.as<char>() + r * row_bytes, &scales[r], work.as<float>());
   }
 }

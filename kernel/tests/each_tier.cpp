@@ -1,7 +1,5 @@
 #include "each_tier.hpp"
 
-#include "pack/layout.hpp"
-
 namespace kt::check {
 namespace {
 
@@ -39,8 +37,8 @@ const std::vector<TierCase>& runnable_tiers() {
 std::vector<FormatCase> runnable_formats() {
   std::vector<FormatCase> found;
   for (const TierCase& tier : runnable_tiers()) {
-    for (const Format format : {Format::kInt8, Format::kBf16}) {
-      const FormatCase c{tier.name, tier.table, format};
+    for (const NamedFormat& known : all_formats()) {
+      const FormatCase c{tier.name, tier.table, known.format};
       if (c.functions().gate_up != nullptr) found.push_back(c);
     }
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "tiers/formats.hpp"
 #include "tiers/registry.hpp"
 
 namespace kt::check {
@@ -21,7 +22,7 @@ struct FormatCase {
   std::string tier;
   const TierTable* table;
   Format format;
-  const FormatTable& functions() const { return format == Format::kInt8 ? table->int8 : table->bf16; }
+  const FormatTable& functions() const { return functions_of(*table, format); }
 };
 
 const std::vector<TierCase>& runnable_tiers();

@@ -27,7 +27,7 @@ TEST("layout: BF16 has two bytes a weight, no trailer and no rotation") {
   CHECK_EQ(l.gate_up.block_bytes, 32u * 64 * 2);
   CHECK_EQ(l.down.block_bytes, 32u * 64 * 2);
   CHECK(!l.traits.rotated);
-  CHECK_EQ(l.rotation(l.gate_up), 0u);
+  CHECK_EQ(l.gate_up.traits.rotation, 0u);
 }
 
 TEST("layout: every block starts on a cache line, whatever the sizes") {
@@ -79,10 +79,10 @@ TEST("layout: the Hadamard block is the largest power of two that divides the pa
   CHECK_EQ(kt::rotation_block(1408), 128u);
   CHECK_EQ(kt::rotation_block(65536), 512u);
   const LayerLayout l(Format::kInt8, {.rotated = true}, 1, 192, 128);
-  CHECK_EQ(l.rotation(l.gate_up), 64u);
-  CHECK_EQ(l.rotation(l.down), 128u);
+  CHECK_EQ(l.gate_up.traits.rotation, 64u);
+  CHECK_EQ(l.down.traits.rotation, 128u);
   const LayerLayout plain(Format::kInt8, {.rotated = false}, 1, 192, 128);
-  CHECK_EQ(plain.rotation(plain.gate_up), 0u);
+  CHECK_EQ(plain.gate_up.traits.rotation, 0u);
 }
 
 TEST("layout: sizes that cannot be are refused with the numbers given") {

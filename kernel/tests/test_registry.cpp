@@ -4,6 +4,7 @@
 
 #include "check.hpp"
 #include "error.hpp"
+#include "tiers/formats.hpp"
 #include "tiers/registry.hpp"
 
 using kt::CpuFeatures;
@@ -98,7 +99,8 @@ TEST("registry: every table in the build is whole") {
   for (const Tier& tier : kt::all_tiers()) {
     if (tier.table == nullptr) continue;
     CHECK(tier.table->combine != nullptr && tier.table->rotate != nullptr && tier.table->quantize != nullptr);
-    for (const kt::FormatTable& f : {tier.table->int8, tier.table->bf16}) {
+    for (const kt::NamedFormat& known : kt::all_formats()) {
+      const kt::FormatTable& f = tier.table->*known.functions;
       const int pointers =
           (f.row_bytes != nullptr) + (f.encode_row != nullptr) + (f.gate_up != nullptr) + (f.down != nullptr);
       CHECK(pointers == 0 || pointers == 4);

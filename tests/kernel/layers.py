@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kt_kernel import MoEConfig, _ext
 from kt_kernel.arrays import FLOATS, INTEGERS, view
+from kt_kernel.layer_formats import LayerFormats
 
 Floats = NDArray[np.floating[Any]]
 Ids = NDArray[np.integer[Any]]
@@ -173,7 +174,7 @@ def pack(
     rotate: bool = True,
     only: Sequence[int] | None = None,
 ) -> _ext.PackedExperts:
-    packed = _ext.PackedExperts(layer.experts, layer.hidden, layer.intermediate, format, rotate and format == "INT8")
+    packed = LayerFormats.both(format).allocate(layer.experts, layer.hidden, layer.intermediate, rotate=rotate)
     for expert in range(layer.experts) if only is None else only:
         arguments: list[Any] = []
         for matrix in (layer.gate[expert], layer.up[expert], layer.down[expert]):

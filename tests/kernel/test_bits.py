@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kt_kernel import KernelError, _ext
+from kt_kernel.layer_formats import LayerFormats
 from tests.kernel.layers import FORMATS, TIER_FORMATS, TIERS, Kernel, make_input, make_layer, pack, same_bits
 
 SHAPES = [(5, 1, 1), (3, 33, 7), (4, 72, 176), (6, 256, 96), (2, 512, 1407), (3, 1407, 40)]
@@ -114,13 +115,8 @@ def test_packing_and_unpacking_gives_the_weights_back(
 
 def test_packed_sizes_are_told() -> None:
     packed = pack(make_layer(3, 64, 32), "INT8", "generic", _ext.Context(1))
-    assert (packed.experts, packed.hidden, packed.intermediate, packed.format, packed.rotated) == (
-        3,
-        64,
-        32,
-        "INT8",
-        True,
-    )
+    assert (packed.experts, packed.hidden, packed.intermediate, packed.rotated) == (3, 64, 32, True)
+    assert LayerFormats.of(packed) == LayerFormats.both("INT8")
     assert packed.nbytes == len(packed.bytes()) >= 3 * packed.bytes_per_expert
     assert packed.bytes_per_expert >= 3 * 64 * 32
     with pytest.raises(TypeError):
@@ -130,7 +126,7 @@ def test_packed_sizes_are_told() -> None:
 @pytest.mark.parametrize("sizes", [(2**10, 2**16, 2**16), (2**31 - 1, 2**16, 2**16), (2**20, 2**20, 2**20)])
 def test_weights_beyond_memory_or_the_format_are_an_exception_and_not_the_end(sizes: tuple[int, int, int]) -> None:
     with pytest.raises((MemoryError, KernelError)):
-        _ext.PackedExperts(*sizes, "INT8", True)
+        LayerFormats.both("INT8").allocate(*sizes, rotate=True)
 
 
 def test_a_huge_max_len_costs_nothing_until_the_tokens_come() -> None:

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from kt_kernel import BackendError, GateFormula, KernelError, MoEWrapper, WeightsError, _ext
 from kt_kernel.convert_command import main
 from kt_kernel.converter import MANIFEST, convert
+from kt_kernel.layer_formats import LayerFormats
 from kt_kernel.packed_file import find_packed, open_packed
 from tests.kernel.layers import make_input, make_layer, same_bits
 
@@ -208,7 +209,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(
 def test_upstreams_spellings_of_the_options_are_taken(checkpoint: Path, tmp_path: Path) -> None:
     options = ["--input-path", str(checkpoint), "--output", str(tmp_path / "out"), "--quant-method", "amxbf16"]
     assert main([*options, "--threads", "1"]) == 0
-    assert open_packed(tmp_path / "out" / FILES[0]).format == "BF16"
+    assert open_packed(tmp_path / "out" / FILES[0]).formats.name == "BF16"
 
 
 @pytest.mark.parametrize(
@@ -316,7 +317,7 @@ def test_a_damaged_or_older_file_is_refused_with_what_to_do(checkpoint: Path, tm
         "has layout 0; this version reads": lambda: _damage(
             file, f'"layout": "{layout}"'.encode(), b'"layout": "%b"' % b"0".rjust(len(layout), b"0")
         ),
-        "has file format 9": lambda: _damage(file, b'"kt_format": "1"', b'"kt_format": "9"'),
+        "has file format 9": lambda: _damage(file, b'"kt_format": "2"', b'"kt_format": "9"'),
         "contradict": lambda: _damage(file, b'"shape": [4, ', b'"shape": [2, '),
         "metadata are damaged": lambda: _damage(file, b'\\"experts\\": 4', b'\\"experts\\": 0'),
         "damaged, truncated or no safetensors": lambda: file.write_bytes(good[:100]),
@@ -339,7 +340,7 @@ def test_packed_and_float_files_in_one_folder_are_refused(checkpoint: Path, tmp_
 
 
 def test_packed_bytes_of_another_length_or_shape_are_refused() -> None:
-    packed = _ext.PackedExperts(2, 40, 24, "INT8", True)
+    packed = LayerFormats.both("INT8").allocate(2, 40, 24, rotate=True)
     size = packed.bytes_per_expert
     for data in (bytes(size - 1), bytes(size + 1), b"", memoryview(bytes(2 * size))[::2]):
         with pytest.raises(KernelError, match="bytes"):

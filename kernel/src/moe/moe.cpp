@@ -89,12 +89,15 @@ MoE::MoE(std::shared_ptr<Context> context, std::shared_ptr<const PackedExperts> 
     : context_(std::move(context)),
       packed_(std::move(packed)),
       table_(table),
-      format_(packed_->layout().format == Format::kInt8 ? table.int8 : table.bf16),
+      gate_up_(functions_of(table, packed_->layout().gate_up.format())),
+      down_(functions_of(table, packed_->layout().down.format())),
       gate_(gate),
       top_k_(top_k),
       max_tokens_(max_tokens) {
-  if (format_.gate_up == nullptr)
-    throw Error("this tier has no " + std::string(format_name(packed_->layout().format)) + " kernels");
+  for (const MatrixLayout* matrix : {&packed_->layout().gate_up, &packed_->layout().down}) {
+    if (functions_of(table, matrix->format()).gate_up == nullptr)
+      throw Error("this tier has no " + std::string(format_name(matrix->format())) + " kernels");
+  }
   if (gate.gated != packed_->layout().traits.gated)
     throw Error("the gate formula and the packed layer disagree on whether there is a gate");
   if (top_k == 0 || max_tokens == 0) throw Error("top_k and max_tokens must be at least 1");
@@ -120,8 +123,8 @@ MoE::Chunk MoE::carve(Context::Session& session, const ForwardArgs& args, std::s
               .begin = begin,
               .end = end,
               .k = args.k,
-              .in_bytes = format_.row_bytes(l.gate_up.k_padded),
-              .inner_bytes = format_.row_bytes(l.down.k_padded),
+              .in_bytes = gate_up_.row_bytes(l.gate_up.traits, l.gate_up.k_padded),
+              .inner_bytes = down_.row_bytes(l.down.traits, l.down.k_padded),
               .activated = l.gate_up.blocks * l.activated_channels(),
               .out = l.down.blocks * kBlockChannels,
               .work_floats = std::max(l.gate_up.k_padded, l.down.k_padded)};
@@ -174,8 +177,8 @@ void MoE::encode(const Chunk& c, std::size_t begin, std::size_t end, std::size_t
       std::byte* row = c.rows_in + static_cast<std::size_t>(rows[s]) * c.in_bytes;
       if (first == Routing::kNowhere) {
         first = rows[s];
-        format_.encode_row(x, c.args.x_type, l.hidden, l.gate_up.k_padded, l.rotation(l.gate_up), row,
-                           &c.scales_in[first], c.work + thread * c.work_floats);
+        gate_up_.encode_row(x, c.args.x_type, l.hidden, l.gate_up.k_padded, l.gate_up.traits, row, &c.scales_in[first],
+                            c.work + thread * c.work_floats);
       } else {
         std::memcpy(row, c.rows_in + static_cast<std::size_t>(first) * c.in_bytes, c.in_bytes);
         c.scales_in[rows[s]] = c.scales_in[first];
@@ -191,18 +194,19 @@ void MoE::gate_up(const Chunk& c, std::size_t begin, std::size_t end) const {
     const Routing::Group& group = routing_.groups[begin / l.gate_up.blocks];
     const std::size_t block = begin % l.gate_up.blocks;
     const std::size_t count = std::min(end - begin, l.gate_up.blocks - block);
-    format_.gate_up({.rows = c.rows_in + group.first * c.in_bytes,
-                     .row_stride = c.in_bytes,
-                     .row_scales = c.scales_in + group.first,
-                     .m = group.count,
-                     .blocks = packed_->data() + l.gate_up_offset(group.expert) + block * l.gate_up.block_bytes,
-                     .block_bytes = l.gate_up.block_bytes,
-                     .block_count = count,
-                     .k_padded = l.gate_up.k_padded,
-                     .has_bias = l.traits.biased,
-                     .out = c.rows_activated + group.first * c.activated + block * l.activated_channels(),
-                     .out_stride = c.activated},
-                    gate_);
+    gate_up_.gate_up({.traits = &l.gate_up.traits,
+                      .rows = c.rows_in + group.first * c.in_bytes,
+                      .row_stride = c.in_bytes,
+                      .row_scales = c.scales_in + group.first,
+                      .m = group.count,
+                      .blocks = packed_->data() + l.gate_up_offset(group.expert) + block * l.gate_up.block_bytes,
+                      .block_bytes = l.gate_up.block_bytes,
+                      .block_count = count,
+                      .k_padded = l.gate_up.k_padded,
+                      .has_bias = l.traits.biased,
+                      .out = c.rows_activated + group.first * c.activated + block * l.activated_channels(),
+                      .out_stride = c.activated},
+                     gate_);
     begin += count;
   }
 }
@@ -210,9 +214,8 @@ void MoE::gate_up(const Chunk& c, std::size_t begin, std::size_t end) const {
 void MoE::encode_activated(const Chunk& c, std::size_t begin, std::size_t end, std::size_t thread) const {
   const LayerLayout& l = packed_->layout();
   for (std::size_t r = begin; r < end; ++r) {
-    format_.encode_row(c.rows_activated + r * c.activated, DType::kF32, l.intermediate, l.down.k_padded,
-                       l.rotation(l.down), c.rows_inner + r * c.inner_bytes, &c.scales_inner[r],
-                       c.work + thread * c.work_floats);
+    down_.encode_row(c.rows_activated + r * c.activated, DType::kF32, l.intermediate, l.down.k_padded, l.down.traits,
+                     c.rows_inner + r * c.inner_bytes, &c.scales_inner[r], c.work + thread * c.work_floats);
   }
 }
 
@@ -222,17 +225,18 @@ void MoE::down(const Chunk& c, std::size_t begin, std::size_t end) const {
     const Routing::Group& group = routing_.groups[begin / l.down.blocks];
     const std::size_t block = begin % l.down.blocks;
     const std::size_t count = std::min(end - begin, l.down.blocks - block);
-    format_.down({.rows = c.rows_inner + group.first * c.inner_bytes,
-                  .row_stride = c.inner_bytes,
-                  .row_scales = c.scales_inner + group.first,
-                  .m = group.count,
-                  .blocks = packed_->data() + l.down_offset(group.expert) + block * l.down.block_bytes,
-                  .block_bytes = l.down.block_bytes,
-                  .block_count = count,
-                  .k_padded = l.down.k_padded,
-                  .has_bias = l.traits.biased,
-                  .out = c.rows_out + group.first * c.out + block * kBlockChannels,
-                  .out_stride = c.out});
+    down_.down({.traits = &l.down.traits,
+                .rows = c.rows_inner + group.first * c.inner_bytes,
+                .row_stride = c.inner_bytes,
+                .row_scales = c.scales_inner + group.first,
+                .m = group.count,
+                .blocks = packed_->data() + l.down_offset(group.expert) + block * l.down.block_bytes,
+                .block_bytes = l.down.block_bytes,
+                .block_count = count,
+                .k_padded = l.down.k_padded,
+                .has_bias = l.traits.biased,
+                .out = c.rows_out + group.first * c.out + block * kBlockChannels,
+                .out_stride = c.out});
     begin += count;
   }
 }

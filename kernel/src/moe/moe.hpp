@@ -49,7 +49,8 @@ class MoE {
   std::shared_ptr<Context> context_;
   std::shared_ptr<const PackedExperts> packed_;
   const TierTable& table_;
-  const FormatTable& format_;
+  const FormatTable& gate_up_;
+  const FormatTable& down_;
   Gate gate_;
   std::size_t top_k_;
   std::size_t max_tokens_;

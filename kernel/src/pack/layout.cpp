@@ -8,72 +8,77 @@
 namespace kt {
 namespace {
 
+// 2^20 experts and inputs keep every product below 2^64; no model comes near.
+constexpr std::size_t kMost = std::size_t{1} << 20;
+
 std::size_t round_up(std::size_t n, std::size_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
-std::size_t bytes_per_weight(Format format) {
-  return format == Format::kInt8 ? 1 : 2;
+// Bytes of a block without its biases.
+std::size_t weight_bytes(const MatrixTraits& traits, std::size_t k_padded) {
+  switch (traits.format) {
+    case Format::kInt8:
+      return kBlockChannels * k_padded + kTrailerBytes;
+    case Format::kBf16:
+      return kBlockChannels * k_padded * 2;
+    default:
+      throw Error("no packed layout for " + std::string(format_name(traits.format)));
+  }
 }
 
-MatrixLayout make_matrix(Format format, bool biased, std::size_t inputs, std::size_t channels, std::size_t per_block) {
+MatrixLayout make_matrix(const MatrixTraits& traits, const LayerTraits& layer, std::size_t inputs, std::size_t channels,
+                         std::size_t per_block) {
   MatrixLayout matrix;
+  matrix.traits = traits;
   matrix.inputs = inputs;
   matrix.k_padded = round_up(inputs, kInputPadding);
+  matrix.traits.rotation = layer.rotated && traits.format == Format::kInt8 ? rotation_block(matrix.k_padded) : 0;
   matrix.blocks = (channels + per_block - 1) / per_block;
-  matrix.block_bytes = kBlockChannels * matrix.k_padded * bytes_per_weight(format) + (biased ? kBiasBytes : 0) +
-                       (format == Format::kInt8 ? kTrailerBytes : 0);
+  matrix.block_bytes = weight_bytes(traits, matrix.k_padded) + (layer.biased ? kBiasBytes : 0);
   return matrix;
 }
 
-void check_sizes(Format format, std::size_t experts, std::size_t hidden, std::size_t intermediate) {
+void check_inputs(const MatrixTraits& traits, const char* name, std::size_t inputs) {
+  const std::size_t most = traits.format == Format::kInt8 ? kMaxInt8Inputs : kMost;
+  if (inputs <= most) return;
+  throw Error(std::string(format_name(traits.format)) + " takes at most " + std::to_string(most) +
+              " inputs per channel, got " + name + " " + std::to_string(inputs));
+}
+
+void check_sizes(const MatrixTraits& gate_up, const MatrixTraits& down, std::size_t experts, std::size_t hidden,
+                 std::size_t intermediate) {
   if (experts == 0 || hidden == 0 || intermediate == 0) {
     throw Error("experts, hidden and intermediate sizes must be at least 1, got " + std::to_string(experts) + ", " +
                 std::to_string(hidden) + ", " + std::to_string(intermediate));
   }
-  // 2^20 inputs keep every product below 2^64; no model comes near.
-  constexpr std::size_t kMost = std::size_t{1} << 20;
-  const std::size_t most = format == Format::kInt8 ? kMaxInt8Inputs : kMost;
   if (experts > kMost)
     throw Error(std::to_string(experts) + " experts are more than the " + std::to_string(kMost) + " a layer holds");
-  if (hidden > most || intermediate > most) {
-    throw Error(std::string(format_name(format)) + " takes at most " + std::to_string(most) +
-                " inputs per channel, got hidden " + std::to_string(hidden) + " and intermediate " +
-                std::to_string(intermediate));
-  }
+  check_inputs(gate_up, "hidden", hidden);
+  check_inputs(down, "intermediate", intermediate);
 }
 
 }  // namespace
 
-LayerLayout::LayerLayout(Format format, const LayerTraits& traits, std::size_t experts, std::size_t hidden,
-                         std::size_t intermediate)
-    : format(format), traits(traits), experts(experts), hidden(hidden), intermediate(intermediate) {
-  check_sizes(format, experts, hidden, intermediate);
-  this->traits.rotated = traits.rotated && format == Format::kInt8;
-  gate_up = make_matrix(format, traits.biased, hidden, intermediate, activated_channels());
-  down = make_matrix(format, traits.biased, intermediate, hidden, kBlockChannels);
+LayerLayout::LayerLayout(const MatrixTraits& gate_up_traits, const MatrixTraits& down_traits, const LayerTraits& layer,
+                         std::size_t experts, std::size_t hidden, std::size_t intermediate)
+    : traits(layer), experts(experts), hidden(hidden), intermediate(intermediate) {
+  check_sizes(gate_up_traits, down_traits, experts, hidden, intermediate);
+  gate_up = make_matrix(gate_up_traits, layer, hidden, intermediate, activated_channels());
+  down = make_matrix(down_traits, layer, intermediate, hidden, kBlockChannels);
+  traits.rotated = gate_up.traits.rotation != 0 || down.traits.rotation != 0;
   expert_bytes = gate_up.bytes() + down.bytes();
   if (expert_bytes > std::numeric_limits<std::ptrdiff_t>::max() / experts) throw std::bad_alloc();
 }
 
-std::size_t LayerLayout::rotation(const MatrixLayout& matrix) const {
-  return traits.rotated ? rotation_block(matrix.k_padded) : 0;
-}
+LayerLayout::LayerLayout(Format format, const LayerTraits& layer, std::size_t experts, std::size_t hidden,
+                         std::size_t intermediate)
+    : LayerLayout({.format = format}, {.format = format}, layer, experts, hidden, intermediate) {}
 
 std::size_t rotation_block(std::size_t k_padded) {
   std::size_t block = 512;  // larger blocks gained nothing measurable and cost a stage each
   while (k_padded % block != 0) block /= 2;
   return block;
-}
-
-std::string_view format_name(Format format) {
-  return format == Format::kInt8 ? "INT8" : "BF16";
-}
-
-Format parse_format(std::string_view name) {
-  if (name == "INT8") return Format::kInt8;
-  if (name == "BF16") return Format::kBf16;
-  throw Error("unknown format " + std::string(name) + "; formats: INT8, BF16");
 }
 
 }  // namespace kt

@@ -2,9 +2,8 @@
 #pragma once
 
 #include <cstddef>
-#include <string_view>
 
-#include "tiers/table.hpp"
+#include "tiers/formats.hpp"
 
 namespace kt {
 
@@ -15,27 +14,31 @@ inline constexpr std::size_t kMaxInt8Inputs = 65536;
 
 // One weight matrix of one expert: column blocks of 32 channels.
 struct MatrixLayout {
+  MatrixTraits traits;
   std::size_t inputs = 0;    // K
   std::size_t k_padded = 0;  // K up to a multiple of 64
   std::size_t blocks = 0;
   std::size_t block_bytes = 0;  // tiles, biases if there are any, INT8's scales and channel sums
   std::size_t bytes() const { return blocks * block_bytes; }
+  Format format() const { return traits.format; }
 };
 
-// What a layer holds beside its sizes.
+// What a layer holds beside its sizes and its matrices.
 struct LayerTraits {
-  bool rotated = true;  // INT8 only
+  bool rotated = true;  // its INT8 matrices
   bool gated = true;    // false: one projection before the activation instead of gate and up
   bool biased = false;
 };
 
 // One layer: E experts, each [gate_up blocks][down blocks].
 struct LayerLayout {
-  // Throws Error for sizes that are zero, overflow, or are beyond the format's exact range.
+  // Throws Error for sizes that are zero, overflow, or are beyond a format's exact range.
+  LayerLayout(const MatrixTraits& gate_up, const MatrixTraits& down, const LayerTraits& traits, std::size_t experts,
+              std::size_t hidden, std::size_t intermediate);
+  // Both matrices alike.
   LayerLayout(Format format, const LayerTraits& traits, std::size_t experts, std::size_t hidden,
               std::size_t intermediate);
 
-  Format format;
   LayerTraits traits;
   std::size_t experts;
   std::size_t hidden;        // H: inputs of gate/up, channels of down
@@ -50,8 +53,6 @@ struct LayerLayout {
   std::size_t down_offset(std::size_t expert) const { return expert * expert_bytes + gate_up.bytes(); }
   // Channels of the gate/up side that one gate_up block makes.
   std::size_t activated_channels() const { return traits.gated ? kPanelChannels : kBlockChannels; }
-  // Hadamard block of a matrix's inputs, 0 when the layer is not rotated.
-  std::size_t rotation(const MatrixLayout& matrix) const;
 };
 
 // The largest power of two up to 512 that divides k_padded (a multiple of 64).
@@ -61,8 +62,5 @@ std::size_t rotation_block(std::size_t k_padded);
 inline std::size_t word_offset(std::size_t word, std::size_t panel, std::size_t channel) {
   return word / 16 * 2 * kTileBytes + panel * kTileBytes + word % 16 * kRowBytes + 4 * channel;
 }
-
-std::string_view format_name(Format format);
-Format parse_format(std::string_view name);
 
 }  // namespace kt

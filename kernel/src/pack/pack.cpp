@@ -54,8 +54,8 @@ float* scales_of(const MatrixLayout& matrix, std::byte* block) {
   return reinterpret_cast<float*>(block + matrix.block_bytes - kTrailerBytes);
 }
 
-float* biases_of(const LayerLayout& layout, const MatrixLayout& matrix, std::byte* block) {
-  const std::size_t behind = layout.format == Format::kInt8 ? kTrailerBytes : 0;
+float* biases_of(const MatrixLayout& matrix, std::byte* block) {
+  const std::size_t behind = matrix.format() == Format::kInt8 ? kTrailerBytes : 0;
   return reinterpret_cast<float*>(block + matrix.block_bytes - behind - kBiasBytes);
 }
 
@@ -94,7 +94,7 @@ void PanelPacker::place(std::byte* block, std::size_t panel, std::size_t lane, s
 }
 
 bool PanelPacker::pack_int8(const MatrixLayout& matrix, std::byte* block, std::size_t panel, std::size_t lane) const {
-  const std::size_t rotation = layout_.rotation(matrix);
+  const std::size_t rotation = matrix.traits.rotation;
   if (rotation != 0) table_.rotate(row_, matrix.k_padded, rotation);
   auto* q = static_cast<std::int8_t*>(packed_row_);
   // Weights and activations are both multiplied by the unnormalised H, and H·H = rotation·1: the scale takes it back (a
@@ -123,7 +123,7 @@ void PanelPacker::pack(const MatrixLayout& matrix, std::byte* block, std::size_t
     } else {
       std::fill(row_, row_ + matrix.k_padded, 0.0f);
     }
-    if (layout_.format == Format::kBf16) {
+    if (matrix.format() == Format::kBf16) {
       pack_bf16(matrix, block, panel, lane);
     } else if (!pack_int8(matrix, block, panel, lane)) {
       throw WeightsValueError(std::string(name) + " weights of channel " + std::to_string(first + lane) +
@@ -135,7 +135,7 @@ void PanelPacker::pack(const MatrixLayout& matrix, std::byte* block, std::size_t
         throw WeightsValueError(std::string(name) + " bias of channel " + std::to_string(first + lane) + " is " +
                                 (std::isnan(bias) ? "NaN" : "infinite"));
       }
-      biases_of(layout_, matrix, block)[panel * kPanelChannels + lane] = bias;
+      biases_of(matrix, block)[panel * kPanelChannels + lane] = bias;
     }
   }
 }
@@ -147,14 +147,14 @@ void PanelPacker::pack_both(const MatrixLayout& matrix, std::byte* block, const 
   }
 }
 
-void unpack_channel(const LayerLayout& layout, const TierTable& table, const MatrixLayout& matrix,
-                    const std::byte* block, std::size_t channel, float* out) {
+void unpack_channel(const TierTable& table, const MatrixLayout& matrix, const std::byte* block, std::size_t channel,
+                    float* out) {
   const std::size_t panel = channel / kPanelChannels, lane = channel % kPanelChannels;
   std::vector<float> row(matrix.k_padded);
-  const std::size_t per_word = layout.format == Format::kInt8 ? 4 : 2;
+  const std::size_t per_word = matrix.format() == Format::kInt8 ? 4 : 2;
   for (std::size_t i = 0; i < matrix.k_padded; ++i) {
     const std::byte* word = block + word_offset(i / per_word, panel, lane);
-    if (layout.format == Format::kInt8) {
+    if (matrix.format() == Format::kInt8) {
       row[i] = static_cast<float>(reinterpret_cast<const std::int8_t*>(word)[i % 4]);
     } else {
       std::uint16_t bits;
@@ -162,8 +162,8 @@ void unpack_channel(const LayerLayout& layout, const TierTable& table, const Mat
       row[i] = bf16_to_float(bits);
     }
   }
-  if (layout.format == Format::kInt8) {
-    const std::size_t rotation = layout.rotation(matrix);
+  if (matrix.format() == Format::kInt8) {
+    const std::size_t rotation = matrix.traits.rotation;
     if (rotation != 0)
       table.rotate(row.data(), matrix.k_padded, rotation);  // H is its own inverse, up to the factor in the scale
     const float scale = scales_of(matrix, const_cast<std::byte*>(block))[channel];

@@ -33,7 +33,7 @@ class PanelPacker {
 };
 
 // The dequantised, un-rotated inputs of one of a block's 32 channels (matrix.inputs floats).
-void unpack_channel(const LayerLayout& layout, const TierTable& table, const MatrixLayout& matrix,
-                    const std::byte* block, std::size_t channel, float* out);
+void unpack_channel(const TierTable& table, const MatrixLayout& matrix, const std::byte* block, std::size_t channel,
+                    float* out);
 
 }  // namespace kt

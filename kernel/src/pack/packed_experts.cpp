@@ -60,16 +60,16 @@ void PackedExperts::unpack(const TierTable& table, std::size_t expert, float* ga
   for (std::size_t c = 0; c < l.intermediate; ++c) {
     if (l.traits.gated) {
       const std::byte* block = gate_up + c / kPanelChannels * l.gate_up.block_bytes;
-      unpack_channel(l, table, l.gate_up, block, c % kPanelChannels, gate + c * l.hidden);
-      unpack_channel(l, table, l.gate_up, block, kPanelChannels + c % kPanelChannels, up + c * l.hidden);
+      unpack_channel(table, l.gate_up, block, c % kPanelChannels, gate + c * l.hidden);
+      unpack_channel(table, l.gate_up, block, kPanelChannels + c % kPanelChannels, up + c * l.hidden);
     } else {
       const std::byte* block = gate_up + c / kBlockChannels * l.gate_up.block_bytes;
-      unpack_channel(l, table, l.gate_up, block, c % kBlockChannels, up + c * l.hidden);
+      unpack_channel(table, l.gate_up, block, c % kBlockChannels, up + c * l.hidden);
     }
   }
   for (std::size_t c = 0; c < l.hidden; ++c) {
     const std::byte* block = data() + l.down_offset(expert) + c / kBlockChannels * l.down.block_bytes;
-    unpack_channel(l, table, l.down, block, c % kBlockChannels, down + c * l.intermediate);
+    unpack_channel(table, l.down, block, c % kBlockChannels, down + c * l.intermediate);
   }
 }
 

@@ -125,14 +125,14 @@ float quantize(const float* x, std::size_t n, std::int8_t* q) {
   return max / 127.0f;
 }
 
-void encode_int8_row(const void* x, DType dtype, std::size_t k, std::size_t k_padded, std::size_t rotation, void* row,
-                     float* scale, float* work) {
+void encode_int8_row(const void* x, DType dtype, std::size_t k, std::size_t k_padded, const MatrixTraits& traits,
+                     void* row, float* scale, float* work) {
   load_row(x, dtype, k, k_padded, work);
-  if (rotation != 0) rotate(work, k_padded, rotation);
+  if (traits.rotation != 0) rotate(work, k_padded, traits.rotation);
   *scale = quantize(work, k_padded, static_cast<std::int8_t*>(row));
 }
 
-inline std::size_t int8_row_bytes(std::size_t k_padded) {
+inline std::size_t int8_row_bytes(const MatrixTraits&, std::size_t k_padded) {
   return k_padded;
 }
 

@@ -1,6 +1,7 @@
 #include "tiers/registry.hpp"
 
 #include "error.hpp"
+#include "tiers/formats.hpp"
 #include "tiers/generic/generic.hpp"
 #include "tiers/avx2/avx2.hpp"
 #include "tiers/avx_vnni/avx_vnni.hpp"
@@ -106,8 +107,9 @@ const TierTable& usable_table(std::string_view name) {
 
 std::vector<std::string> formats_of(const TierTable& table) {
   std::vector<std::string> formats;
-  if (table.int8.gate_up != nullptr) formats.emplace_back("INT8");
-  if (table.bf16.gate_up != nullptr) formats.emplace_back("BF16");
+  for (const NamedFormat& known : all_formats()) {
+    if ((table.*known.functions).gate_up != nullptr) formats.emplace_back(known.name);
+  }
   return formats;
 }
 

@@ -9,8 +9,23 @@
 
 namespace kt {
 
-enum class Format : int { kInt8, kBf16 };
+enum class Format : int { kInt8, kBf16, kInt4, kInt8Grouped, kFp8 };
 enum class DType : int { kF32, kBf16, kF16 };
+
+// The whole numbers that the weights of a grouped matrix are multiples of: -8…7, 0…15, twice the values of FP4 e2m1, or
+// -128…127.
+enum class Levels : int { kInt4, kUint4, kE2m1, kInt8 };
+
+// How one weight matrix is kept. A layer's two may differ: GGUF files mix.
+struct MatrixTraits {
+  Format format = Format::kInt8;
+  std::size_t rotation = 0;  // INT8: Hadamard block of its inputs, 0 for none; the layout sets it
+  // Grouped formats: weight = scale·value (+ minimum), one scale per channel and `group` inputs.
+  std::size_t group = 0;
+  Levels levels = Levels::kInt4;
+  bool minimums = false;
+  DType scales = DType::kF32;  // of scales and minimums: the narrowest that holds every one exactly
+};
 
 enum class Activation : int { kSilu, kGelu, kGeluTanh, kRelu, kReluSquared };
 
@@ -36,6 +51,7 @@ inline constexpr std::size_t kTrailerBytes = 256;  // INT8: 32 fp32 scales, then
 
 // Rows of one expert times some of its column blocks.
 struct GemmCall {
+  const MatrixTraits* traits = nullptr;
   const void* rows;  // m encoded activation rows (FormatTable::encode_row), row_stride bytes apart
   std::size_t row_stride;
   const float* row_scales;  // INT8: one scale per row
@@ -52,11 +68,11 @@ struct GemmCall {
 // The arithmetic of one format on one tier. A tier that lacks the format leaves every pointer null.
 struct FormatTable {
   // Bytes of one encoded activation row of k_padded inputs (a multiple of 64).
-  std::size_t (*row_bytes)(std::size_t k_padded);
-  // Encodes one row of k inputs, zero-padded to k_padded. rotation: Hadamard block (INT8), 0 for none. *scale: INT8 row
-  // scale. `work` holds k_padded floats, 64-byte aligned.
-  void (*encode_row)(const void* x, DType dtype, std::size_t k, std::size_t k_padded, std::size_t rotation, void* row,
-                     float* scale, float* work);
+  std::size_t (*row_bytes)(const MatrixTraits& traits, std::size_t k_padded);
+  // Encodes one row of k inputs, zero-padded to k_padded, for a matrix of `traits`. *scale: INT8 row scale. `work`
+  // holds k_padded floats, 64-byte aligned.
+  void (*encode_row)(const void* x, DType dtype, std::size_t k, std::size_t k_padded, const MatrixTraits& traits,
+                     void* row, float* scale, float* work);
   // 16 activated columns per block, gate(left panel, right panel); 32 where there is no gate.
   void (*gate_up)(const GemmCall& call, const Gate& gate);
   // 32 columns per block.
@@ -74,8 +90,11 @@ struct CombineCall {
 };
 
 struct TierTable {
-  FormatTable int8;
-  FormatTable bf16;
+  FormatTable int8 = {};
+  FormatTable bf16 = {};
+  FormatTable int4 = {};
+  FormatTable int8_grouped = {};
+  FormatTable fp8 = {};
   void (*combine)(const CombineCall& call);
   // In place: y = H x per block of `rotation` inputs, H the unnormalised Hadamard matrix.
   void (*rotate)(float* x, std::size_t n, std::size_t rotation);

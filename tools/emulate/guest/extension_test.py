@@ -38,7 +38,7 @@ def layer_output(extension: Any, tier: str, kind: str) -> bytes:
     """4 experts, 7 tokens of 96, an intermediate of 40; one slot is routed nowhere."""
     experts, hidden, inner, tokens, slots = 4, 96, 40, 7, 2
     context = extension.Context(2)
-    packed = extension.PackedExperts(experts, hidden, inner, kind, kind == "INT8")
+    packed = extension.PackedExperts(experts, hidden, inner, *[extension.MatrixTraits(kind)] * 2, True)
     for e in range(experts):
         gate, up, down = (numbers(hidden * inner, 3 * e + i) for i in range(3))
         wide, narrow = (hidden, 1), (inner, 1)

@@ -27,11 +27,11 @@ namespace {
 constexpr std::size_t kTileFrom = 4;
 
 // A line more than the inputs: rows a power of two apart would crowd into a few sets of the caches.
-std::size_t spread_int8_row_bytes(std::size_t k_padded) {
-  return int8_row_bytes(k_padded) + 64;
+std::size_t spread_int8_row_bytes(const MatrixTraits& traits, std::size_t k_padded) {
+  return int8_row_bytes(traits, k_padded) + 64;
 }
-std::size_t spread_bf16_row_bytes(std::size_t k_padded) {
-  return bf16_row_bytes(k_padded) + 64;
+std::size_t spread_bf16_row_bytes(const MatrixTraits& traits, std::size_t k_padded) {
+  return bf16_row_bytes(traits, k_padded) + 64;
 }
 
 void int8_gate_up(const GemmCall& call, const Gate& gate) {
@@ -55,11 +55,11 @@ void bf16_down(const GemmCall& call) {
 }
 
 constexpr TierTable kTable = {
-    {spread_int8_row_bytes, encode_offset_row, int8_gate_up, int8_down},
-    {spread_bf16_row_bytes, encode_bf16_row, bf16_gate_up, bf16_down},
-    combine,
-    rotate,
-    quantize,
+    .int8 = {spread_int8_row_bytes, encode_offset_row, int8_gate_up, int8_down},
+    .bf16 = {spread_bf16_row_bytes, encode_bf16_row, bf16_gate_up, bf16_down},
+    .combine = combine,
+    .rotate = rotate,
+    .quantize = quantize,
 };
 
 }  // namespace

@@ -18,11 +18,11 @@ namespace {
 #include "tiers/avx2/bf16-inl.hpp"
 
 constexpr TierTable kTable = {
-    {int8_wide_row_bytes, encode_int8_wide_row, gate_up<Int8Micro>, down<Int8Micro>},
-    {bf16_row_bytes, encode_bf16_row, gate_up<Bf16Micro>, down<Bf16Micro>},
-    combine,
-    rotate,
-    quantize,
+    .int8 = {int8_wide_row_bytes, encode_int8_wide_row, gate_up<Int8Micro>, down<Int8Micro>},
+    .bf16 = {bf16_row_bytes, encode_bf16_row, gate_up<Bf16Micro>, down<Bf16Micro>},
+    .combine = combine,
+    .rotate = rotate,
+    .quantize = quantize,
 };
 
 }  // namespace

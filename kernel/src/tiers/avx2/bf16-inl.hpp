@@ -2,12 +2,12 @@
 //
 // Each sum is one FMA chain over ascending K whatever the number of rows, so a token's bits do not depend on its batch.
 
-std::size_t bf16_row_bytes(std::size_t k_padded) {
+std::size_t bf16_row_bytes(const MatrixTraits&, std::size_t k_padded) {
   return 4 * k_padded;
 }
 
-void encode_bf16_row(const void* x, DType dtype, std::size_t k, std::size_t k_padded, std::size_t, void* row, float*,
-                     float*) {
+void encode_bf16_row(const void* x, DType dtype, std::size_t k, std::size_t k_padded, const MatrixTraits&, void* row,
+                     float*, float*) {
   float* out = static_cast<float*>(row);
   load_row(x, dtype, k, k_padded, out);
   for (std::size_t i = 0; i < k_padded; i += kWidth) {

@@ -6,13 +6,13 @@
 //
 // A row holds its 8-bit values and, behind them, the same widened (widen-inl.hpp).
 
-std::size_t int8_wide_row_bytes(std::size_t k_padded) {
+std::size_t int8_wide_row_bytes(const MatrixTraits&, std::size_t k_padded) {
   return 3 * k_padded;
 }
 
-void encode_int8_wide_row(const void* x, DType dtype, std::size_t k, std::size_t k_padded, std::size_t rotation,
+void encode_int8_wide_row(const void* x, DType dtype, std::size_t k, std::size_t k_padded, const MatrixTraits& traits,
                           void* row, float* scale, float* work) {
-  encode_int8_row(x, dtype, k, k_padded, rotation, row, scale, work);
+  encode_int8_row(x, dtype, k, k_padded, traits, row, scale, work);
   widen_row(static_cast<const char*>(row), k_padded, static_cast<char*>(row) + k_padded);
 }
 

@@ -17,14 +17,14 @@ namespace {
 #include "tiers/avx512/bf16-inl.hpp"
 #include "tiers/avx2/widen-inl.hpp"
 
-std::size_t int8_wide_row_bytes(std::size_t k_padded) {
+std::size_t int8_wide_row_bytes(const MatrixTraits&, std::size_t k_padded) {
   return 2 * k_padded;
 }
 
-void encode_int8_wide_row(const void* x, DType dtype, std::size_t k, std::size_t k_padded, std::size_t rotation,
+void encode_int8_wide_row(const void* x, DType dtype, std::size_t k, std::size_t k_padded, const MatrixTraits& traits,
                           void* row, float* scale, float* work) {
   char* narrow = static_cast<char*>(row) + k_padded;
-  encode_int8_row(x, dtype, k, k_padded, rotation, narrow, scale, work);
+  encode_int8_row(x, dtype, k, k_padded, traits, narrow, scale, work);
   widen_row(narrow, k_padded, static_cast<char*>(row));
 }
 
@@ -70,11 +70,11 @@ using Int8Micro = RowsOf<Int8WideTile>;
 using Bf16Micro = RowsOf<Bf16WideTile>;
 
 constexpr TierTable kTable = {
-    {int8_wide_row_bytes, encode_int8_wide_row, gate_up<Int8Micro>, down<Int8Micro>},
-    {bf16_wide_row_bytes, encode_bf16_wide_row, gate_up<Bf16Micro>, down<Bf16Micro>},
-    combine,
-    rotate,
-    quantize,
+    .int8 = {int8_wide_row_bytes, encode_int8_wide_row, gate_up<Int8Micro>, down<Int8Micro>},
+    .bf16 = {bf16_wide_row_bytes, encode_bf16_wide_row, gate_up<Bf16Micro>, down<Bf16Micro>},
+    .combine = combine,
+    .rotate = rotate,
+    .quantize = quantize,
 };
 
 }  // namespace

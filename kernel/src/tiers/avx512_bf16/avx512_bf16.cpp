@@ -55,11 +55,11 @@ using Int8Micro = RowsOf<Int8DotTile>;
 using Bf16Micro = RowsOf<Bf16DotTile>;
 
 constexpr TierTable kTable = {
-    {int8_row_bytes, encode_offset_row, gate_up<Int8Micro>, down<Int8Micro>},
-    {bf16_row_bytes, encode_bf16_row, gate_up<Bf16Micro>, down<Bf16Micro>},
-    combine,
-    rotate,
-    quantize,
+    .int8 = {int8_row_bytes, encode_offset_row, gate_up<Int8Micro>, down<Int8Micro>},
+    .bf16 = {bf16_row_bytes, encode_bf16_row, gate_up<Bf16Micro>, down<Bf16Micro>},
+    .combine = combine,
+    .rotate = rotate,
+    .quantize = quantize,
 };
 
 }  // namespace

@@ -146,23 +146,23 @@ struct Bf16Micro {
   }
 };
 
-std::size_t bf16_row_bytes(std::size_t k_padded) {
+std::size_t bf16_row_bytes(const MatrixTraits&, std::size_t k_padded) {
   return 4 * k_padded;
 }
 
-void encode_bf16_row(const void* x, DType dtype, std::size_t k, std::size_t k_padded, std::size_t, void* row, float*,
-                     float*) {
+void encode_bf16_row(const void* x, DType dtype, std::size_t k, std::size_t k_padded, const MatrixTraits&, void* row,
+                     float*, float*) {
   float* out = static_cast<float*>(row);
   load_row(x, dtype, k, k_padded, out);
   for (std::size_t i = 0; i < k; ++i) out[i] = bf16_to_float(float_to_bf16(out[i]));
 }
 
 constexpr TierTable kTable = {
-    {int8_row_bytes, encode_int8_row, gate_up<Int8Micro>, down<Int8Micro>},
-    {bf16_row_bytes, encode_bf16_row, gate_up<Bf16Micro>, down<Bf16Micro>},
-    combine,
-    rotate,
-    quantize,
+    .int8 = {int8_row_bytes, encode_int8_row, gate_up<Int8Micro>, down<Int8Micro>},
+    .bf16 = {bf16_row_bytes, encode_bf16_row, gate_up<Bf16Micro>, down<Bf16Micro>},
+    .combine = combine,
+    .rotate = rotate,
+    .quantize = quantize,
 };
 
 }  // namespace
