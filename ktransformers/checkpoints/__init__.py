@@ -1,4 +1,4 @@
-"""Where weights come from: found offline, checked before they are read, loaded by transformers, read module by module."""
+"""Where weights come from: found offline, checked before they are read, read by transformers or module by module."""
 
 from ktransformers.checkpoints.floats import reload_module
 from ktransformers.checkpoints.headers import CheckpointFiles, read_files, read_headers

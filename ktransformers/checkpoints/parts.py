@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +18,14 @@ PART_BYTES = 64 << 20
 """Floats of a part. Reading one takes up to three times as much for a moment (tensors as on disk, stacked,
 concatenated) while another is packed: together well below two layers of any model that this matters for."""
 
-_NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.)")
+_NUMBER = re.compile(r"(\d+)(?=\.)")
 
 
 @dataclass(frozen=True)
 class Part:
-    """Experts [first, last) of a module's `experts`, and the tensors they are made of; `sliced` ones hold all experts on
-    disk, and only these rows of them are read. `last` None: the module as a whole.
+    """Experts [first, last) of a module's `experts`, and the tensors on disk they are made of.
+
+    `sliced` ones hold all experts, and only these rows of them are read. `last` None: the module as a whole.
     """
 
     tensors: tuple[str, ...]
@@ -75,7 +75,7 @@ def split_experts(module: nn.Module, names: Sequence[str], tensors: Mapping[str,
     experts = _expert_count(module)
     if experts < 2:
         return None
-    common = len(os.path.commonprefix(names).rpartition(".")[0])
+    common = _common_start(names)
     single: dict[int, list[str]] = {}
     stacked, shared = set(), []
     for name in names:
@@ -91,6 +91,13 @@ def split_experts(module: nn.Module, names: Sequence[str], tensors: Mapping[str,
     if not single and not stacked:
         return None
     return Split(experts, single, frozenset(stacked), tuple(shared))
+
+
+def _common_start(names: Sequence[str]) -> int:
+    """Characters up to the last dot that all names share."""
+    first, last = min(names), max(names)
+    same = next((i for i, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    return first.rfind(".", 0, same) + 1
 
 
 def _expert_count(module: nn.Module) -> int:

@@ -62,11 +62,13 @@ class CheckpointSource:
         read. At the end the files are closed.
         """
         parts = {name: self._parts(name) for name in names}
+        # Looked up now: the reading thread exchanges modules of the twin.
+        skeletons = [self._twin.get_submodule(name) for name in names]
         with ExitStack() as stack:
             files = _Files(stack)
             jobs = (partial(self._read, files, name, part) for name in names for part in parts[name])
             reads = stack.enter_context(closing(read_ahead(jobs)))
-            yield (CheckpointModule(self._twin.get_submodule(name), reads) for name in names)
+            yield (CheckpointModule(skeleton, reads) for skeleton in skeletons)
 
     def _parts(self, name: str) -> list[Part]:
         """A few experts each where the module's tensors allow it, else the module as a whole."""
