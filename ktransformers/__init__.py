@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ktransformers.errors import KTransformersError
     from ktransformers.injection import Plan, Report, make_plan
+    from ktransformers.loading import KTransformersConfig
     from ktransformers.model import KTransformer, inject
     from ktransformers.rules import Rule, load_rules
 
 __all__ = [
     "KTransformer",
+    "KTransformersConfig",
     "KTransformersError",
     "Plan",
     "Report",
@@ -36,6 +38,7 @@ __all__ = [
 
 _HOMES = {
     "KTransformer": "ktransformers.model",
+    "KTransformersConfig": "ktransformers.loading",
     "KTransformersError": "ktransformers.errors",
     "Plan": "ktransformers.injection",
     "Report": "ktransformers.injection",

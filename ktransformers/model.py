@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -18,18 +17,16 @@ from ktransformers import checkpoints, generation
 from ktransformers.errors import CheckpointError, UndoError
 from ktransformers.generation import Prompt
 from ktransformers.injection import Plan, Report, apply_plan, build_meta_model, make_plan
-from ktransformers.log import get_logger
+from ktransformers.loading.config import KTransformersConfig
+from ktransformers.loading.rules import rules_for
 from ktransformers.operators.experts import KTransformersExperts
 from ktransformers.reinject import injected_matches, reinject
-from ktransformers.rules import RuleSet, RulesLike, default_rules_for, load_rules
+from ktransformers.rules import RulesLike, load_rules
 from ktransformers.saving import guard_saving
 
 __all__ = ["KTransformer", "inject"]
 
 _EXPERTS = "ktransformers.operators.experts.KTransformersExperts"
-_EXPERTS_NAMES = ("KTransformersExperts", "KTransformersExpertsV2")
-
-log = get_logger("model")
 
 
 def inject(
@@ -48,7 +45,7 @@ def inject(
     Returns the report: what was replaced by what; `undo()`.
     Raises `RuleFileError`, `RuleMatchError` before anything is touched; `InjectionError` with the model as it was.
     """
-    report = apply_plan(make_plan(_rules_for(model, rules, threads), model), model, keep_float=keep_float)
+    report = apply_plan(make_plan(rules_for(model, rules, threads), model), model, keep_float=keep_float)
     guard_saving()
     return report
 
@@ -109,9 +106,14 @@ class KTransformer:
         """
         folder = checkpoints.locate(name_or_path, cache_dir=cache_dir)
         meta = build_meta_model(folder, trust_remote_code=trust_remote_code)
-        ruleset = None if rules is None else _rules_for(meta, rules, threads)
-        plan = None if ruleset is None else make_plan(ruleset, meta)
+        ruleset = None if rules is None else rules_for(meta, rules, threads)
+        if ruleset is not None:
+            make_plan(ruleset, meta)  # what is wrong with the rules is said before any file is opened
         tokenizer = checkpoints.load_tokenizer(folder, trust_remote_code=trust_remote_code)
+        # A quantised checkpoint is transformers' own to read; the loaded model is then injected as any other.
+        streamed = not checkpoints.is_quantized(meta)
+        if ruleset is not None and streamed:
+            model_kwargs["quantization_config"] = KTransformersConfig(ruleset, keep_float=keep_float, threads=threads)
         model = checkpoints.load_model(folder, meta, dtype=dtype, trust_remote_code=trust_remote_code, **model_kwargs)
         self = cls(
             model,
@@ -121,8 +123,9 @@ class KTransformer:
             threads=threads,
             trust_remote_code=trust_remote_code,
         )
-        if plan is not None:
-            self.report = self._apply(plan)
+        if ruleset is not None:
+            quantizer: Any = model.hf_quantizer if streamed else None
+            self.report = quantizer.report if streamed else self._apply(make_plan(ruleset, model))
         self._place(device)
         return self
 
@@ -210,23 +213,3 @@ class KTransformer:
                 "with token ids, or set .tokenizer"
             )
         return self.tokenizer
-
-
-def _rules_for(model: nn.Module, rules: RulesLike | None, threads: int | None) -> RuleSet:
-    """The rules as objects, with `threads` for experts whose rule does not say."""
-    if rules is None or rules == "auto":
-        config = getattr(model, "config", None)
-        rules = default_rules_for(getattr(config, "model_type", None))
-        log.info("rules chosen by the model's type: %s", rules)
-    ruleset = load_rules(rules)
-    if threads is None:
-        return ruleset
-    return replace(
-        ruleset,
-        rules=tuple(
-            replace(rule, kwargs={"threads": threads, **rule.kwargs})
-            if rule.replacement.rpartition(".")[2] in _EXPERTS_NAMES
-            else rule
-            for rule in ruleset
-        ),
-    )

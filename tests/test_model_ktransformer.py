@@ -229,7 +229,7 @@ def test_importing_the_package_imports_nothing_heavy_or_of_a_gpu() -> None:
 
 
 def test_unknown_names_of_the_package_are_told_what_there_is() -> None:
-    with pytest.raises(AttributeError, match="KTransformer, KTransformersError"):
+    with pytest.raises(AttributeError, match="KTransformer, KTransformersConfig"):
         _ = ktransformers.KTransfomer
 
 

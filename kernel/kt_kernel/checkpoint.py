@@ -12,7 +12,7 @@ from typing import Any
 from kt_kernel.arrays import FLOATS, Array, view
 from kt_kernel.errors import InputError, WeightsError
 
-__all__ = ["Entry", "open_dictionary", "open_path"]
+__all__ = ["Entry", "LazyStack", "open_dictionary", "open_path"]
 
 _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
@@ -31,12 +31,26 @@ class Entry:
         return view(self.fetch(expert), self.name, FLOATS)
 
 
+@dataclass(frozen=True)
+class LazyStack:
+    """A value of a weights dictionary that is read while it is packed: one tensor for all experts, (E, …), of which
+    `fetch(e)` gives the e-th slice. Experts are asked for in ascending order; `dtype` is float32, bfloat16 or float16.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    fetch: Callable[[int], Any]
+
+
 def open_dictionary(weights: Mapping[str, Any]) -> list[Entry]:
     """Raises `WeightsError` for values that are no arrays of the host's memory."""
     entries = []
     for name, value in weights.items():
         if not isinstance(name, str):
             raise WeightsError(f"the weights' keys are names such as 'gate_proj', not {name!r}")
+        if isinstance(value, LazyStack):
+            entries.append(Entry(name, value.shape, value.dtype, "the weights dictionary", _on_demand(value)))
+            continue
         try:
             dense = value.detach() if hasattr(value, "detach") else value
             found = view(dense, name, FLOATS)
@@ -48,6 +62,14 @@ def open_dictionary(weights: Mapping[str, Any]) -> list[Entry]:
 
 def _slicer(value: Any) -> Callable[[int | None], Any]:
     return lambda expert: value if expert is None else value[expert]
+
+
+def _on_demand(stack: LazyStack) -> Callable[[int | None], Any]:
+    def fetch(expert: int | None) -> Any:
+        assert expert is not None, "a stack is read expert by expert"
+        return stack.fetch(expert)
+
+    return fetch
 
 
 def open_path(path: Path, stack: ExitStack) -> list[Entry]:

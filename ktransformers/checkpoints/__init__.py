@@ -1,16 +1,21 @@
-"""Where weights come from: found offline, checked before they are read, loaded whole, one layer's floats read again."""
+"""Where weights come from: found offline, checked before they are read, read by transformers or module by module."""
 
 from ktransformers.checkpoints.floats import reload_module
-from ktransformers.checkpoints.headers import CheckpointFiles, read_headers
-from ktransformers.checkpoints.load import load_model, load_tokenizer
+from ktransformers.checkpoints.headers import CheckpointFiles, read_files, read_headers
+from ktransformers.checkpoints.load import is_quantized, load_model, load_tokenizer
 from ktransformers.checkpoints.locate import locate
 from ktransformers.checkpoints.preflight import verify_complete
+from ktransformers.checkpoints.source import CheckpointModule, CheckpointSource
 
 __all__ = [
     "CheckpointFiles",
+    "CheckpointModule",
+    "CheckpointSource",
+    "is_quantized",
     "load_model",
     "load_tokenizer",
     "locate",
+    "read_files",
     "read_headers",
     "reload_module",
     "verify_complete",

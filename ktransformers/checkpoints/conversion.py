@@ -4,7 +4,7 @@ tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 
 from ktransformers.checkpoints.progress import progress_bar
 
-__all__ = ["convert_into", "names_for"]
+__all__ = ["convert_into", "names_for", "sources_of"]
 
 
 def convert_into(model: PreTrainedModel, tensors: Mapping[str, Any], device: str) -> Any:
@@ -35,14 +35,28 @@ def convert_into(model: PreTrainedModel, tensors: Mapping[str, Any], device: str
     return info
 
 
-def names_for(model: PreTrainedModel, names: Mapping[str, Any], *prefixes: str) -> list[str]:
+def names_for(model: PreTrainedModel, names: Iterable[str], *prefixes: str) -> list[str]:
     """Those of `names` (as on disk) that convert to parameters whose names begin with one of `prefixes`."""
+    return [name for name, target in _targets(model, names) if target.startswith(prefixes)]
+
+
+def sources_of(model: PreTrainedModel, names: Iterable[str], modules: Iterable[str]) -> dict[str, list[str]]:
+    """By module, those of `names` (as on disk) that convert to its parameters."""
+    sources: dict[str, list[str]] = {module: [] for module in modules}
+    for name, target in _targets(model, names):
+        module = target
+        while (module := module.rpartition(".")[0]) and module not in sources:
+            pass
+        if module:
+            sources[module].append(name)
+    return sources
+
+
+def _targets(model: PreTrainedModel, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Each name on disk with that of the (first) parameter it goes into."""
     mapping = get_model_conversion_mapping(model)
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     state = model.state_dict()
-
-    def target(name: str) -> str:
-        return rename_source_key(name, renamings, converters, model.base_model_prefix, state)[0]
-
-    return [name for name in names if target(name).startswith(prefixes)]
+    for name in names:
+        yield name, rename_source_key(name, renamings, converters, model.base_model_prefix, state)[0]

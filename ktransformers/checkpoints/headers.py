@@ -6,12 +6,31 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from ktransformers.errors import CheckpointError
 
-__all__ = ["CheckpointFiles", "TensorHeader", "read_headers"]
+__all__ = ["TORCH_DTYPES", "CheckpointFiles", "TensorHeader", "read_files", "read_headers"]
+
+TORCH_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""The format's names of types that this version reads."""
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -42,7 +61,7 @@ def read_headers(folder: Path) -> CheckpointFiles | None:
     Raises `CheckpointError` for a shard that is missing or cut short, and for tensors of the index that no shard holds.
     """
     if (folder / _SINGLE).is_file():
-        return CheckpointFiles(folder, _file_headers(folder / _SINGLE))
+        return read_files([folder / _SINGLE])
     if not (folder / _INDEX).is_file():
         if any(folder.glob("*.bin")):
             return None
@@ -52,13 +71,19 @@ def read_headers(folder: Path) -> CheckpointFiles | None:
     absent = [name for name in names if not (folder / name).is_file()]
     if absent:
         raise CheckpointError(f"{folder} lacks {len(absent)} of its {len(names)} weight files: {_first(absent)}")
-    tensors = {name: header for file in names for name, header in _file_headers(folder / file).items()}
+    files = read_files([folder / name for name in names])
+    tensors = files.tensors
     lost = sorted(name for name in index if name not in tensors)
     if lost:
         raise CheckpointError(
             f"{len(lost)} of the {len(index)} tensors in {folder / _INDEX} are in no file: {_first(lost)}"
         )
-    return CheckpointFiles(folder, tensors)
+    return files
+
+
+def read_files(paths: Sequence[Path]) -> CheckpointFiles:
+    """The tensors of safetensors files. Raises `CheckpointError` for one that is cut short or damaged."""
+    return CheckpointFiles(paths[0].parent, {n: header for path in paths for n, header in _file_headers(path).items()})
 
 
 def _read_index(path: Path) -> dict[str, str]:

@@ -9,13 +9,14 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from kt_kernel import KernelError
 from ktransformers.checkpoints.headers import read_headers
 from ktransformers.checkpoints.preflight import raise_if_missing, verify_complete
 from ktransformers.checkpoints.progress import progress_bar
-from ktransformers.errors import CheckpointError
+from ktransformers.errors import CheckpointError, KTransformersError
 from ktransformers.log import get_logger
 
-__all__ = ["load_model", "load_tokenizer"]
+__all__ = ["is_quantized", "load_model", "load_tokenizer"]
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "tekken.json")
 
@@ -32,7 +33,8 @@ def load_model(
     """
     files = read_headers(folder)
     # A quantised checkpoint holds other tensors than the plain model has parameters; transformers alone knows which.
-    if files is not None and getattr(meta_model.config, "quantization_config", None) is None:
+    # Where one is passed, it is ours and checks the very files that transformers found.
+    if files is not None and "quantization_config" not in kwargs and not is_quantized(meta_model):
         verify_complete(files, meta_model)
     with progress_bar():
         try:
@@ -44,6 +46,8 @@ def load_model(
                 output_loading_info=True,
                 **kwargs,
             )
+        except (KTransformersError, KernelError):
+            raise
         except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
             raise CheckpointError(f"transformers cannot load {folder}: {error}") from error
     model, info = loaded
@@ -51,6 +55,11 @@ def load_model(
     assert isinstance(model, PreTrainedModel)
     model.train(False)
     return model
+
+
+def is_quantized(model: PreTrainedModel) -> bool:
+    """Whether the configuration says that the checkpoint holds quantised weights, which transformers alone can read."""
+    return getattr(model.config, "quantization_config", None) is not None
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ktransformers.checkpoints.conversion import convert_into, names_for
-from ktransformers.checkpoints.headers import CheckpointFiles
+from ktransformers.checkpoints.headers import TORCH_DTYPES, CheckpointFiles
 from ktransformers.errors import CheckpointError
 
 __all__ = ["raise_if_missing", "verify_complete"]
@@ -26,21 +26,6 @@ _EXPERTS = ".experts."
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _EXPERT_NUMBER = re.compile(r"(\.experts\.)\d+(\.)")
 
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-
 
 def verify_complete(files: CheckpointFiles, meta_model: PreTrainedModel) -> None:
     """Raises `CheckpointError` when loading `files` would leave parameters of the model without weights, leave expert
@@ -48,11 +33,11 @@ def verify_complete(files: CheckpointFiles, meta_model: PreTrainedModel) -> None
 
     `meta_model`: the model on the meta device. It is as good as before afterwards.
     """
-    unknown = sorted({header.dtype for header in files.tensors.values()} - _DTYPES.keys())
+    unknown = sorted({header.dtype for header in files.tensors.values()} - TORCH_DTYPES.keys())
     if unknown:
         raise CheckpointError(f"{files.folder} holds tensors of types this version does not read: {', '.join(unknown)}")
     _raise_if_quantised(files)
-    tensors = {n: torch.empty(h.shape, dtype=_DTYPES[h.dtype], device="meta") for n, h in files.tensors.items()}
+    tensors = {n: torch.empty(h.shape, dtype=TORCH_DTYPES[h.dtype], device="meta") for n, h in files.tensors.items()}
     info = convert_into(meta_model, tensors, "meta")
     problems = [*info.error_msgs]
     # The errors themselves are tracebacks; what lies on disk for the parameter says more.
@@ -89,7 +74,8 @@ def _raise_if_quantised(files: CheckpointFiles) -> None:
     packed = {
         name: header.dtype
         for name, header in sorted(files.tensors.items())
-        if _EXPERTS in name and (_DTYPES[header.dtype].itemsize == 1 or not _DTYPES[header.dtype].is_floating_point)
+        if _EXPERTS in name
+        and (TORCH_DTYPES[header.dtype].itemsize == 1 or not TORCH_DTYPES[header.dtype].is_floating_point)
     }
     if packed:
         kinds = ", ".join(sorted(set(packed.values())))

@@ -1,7 +1,17 @@
 """Reads transformers' experts modules: shapes, layout and gate formula, from a live or a meta module."""
 
 from ktransformers.experts.gate import GateFormula, recognise_gate
+from ktransformers.experts.source import ModuleWeights
 from ktransformers.experts.spec import ExpertsSpec
-from ktransformers.experts.weights import ExpertWeights, expert_weights, layer_weights
+from ktransformers.experts.weights import ExpertWeights, expert_weights, layer_weights, weight_shapes
 
-__all__ = ["ExpertWeights", "ExpertsSpec", "GateFormula", "expert_weights", "layer_weights", "recognise_gate"]
+__all__ = [
+    "ExpertWeights",
+    "ExpertsSpec",
+    "GateFormula",
+    "ModuleWeights",
+    "expert_weights",
+    "layer_weights",
+    "recognise_gate",
+    "weight_shapes",
+]

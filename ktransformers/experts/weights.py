@@ -10,7 +10,7 @@ from torch import nn
 from ktransformers.errors import UnsupportedModuleError
 from ktransformers.experts.spec import ExpertsSpec
 
-__all__ = ["ExpertWeights", "expert_weights", "layer_weights"]
+__all__ = ["ExpertWeights", "expert_weights", "layer_weights", "weight_shapes"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,16 @@ def layer_weights(module: nn.Module, spec: ExpertsSpec) -> ExpertWeights:
         return ExpertWeights(gate, up, down)
     gate_bias, up_bias = _halves(_parameter(module, f"{first_name}_bias", spec), spec)
     return ExpertWeights(gate, up, down, gate_bias, up_bias, _parameter(module, "down_proj_bias", spec))
+
+
+def weight_shapes(spec: ExpertsSpec) -> dict[str, tuple[int, ...]]:
+    """The shapes of what `layer_weights` gives, by the names that `kt_kernel.MoEWrapper.load_weights` has for it."""
+    experts, hidden, intermediate = spec.num_experts, spec.hidden_dim, spec.intermediate_dim
+    first = ("gate_proj", "up_proj") if spec.has_gate else ("up_proj",)
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(first, (experts, intermediate, hidden))
+    shapes["down_proj"] = (experts, hidden, intermediate)
+    biases = {f"{name}_bias": shape[:2] for name, shape in shapes.items()}
+    return {**shapes, **biases} if spec.has_bias else shapes
 
 
 def expert_weights(module: nn.Module, spec: ExpertsSpec, expert: int) -> ExpertWeights:

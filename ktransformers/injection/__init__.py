@@ -3,8 +3,10 @@
 from ktransformers.injection.apply import apply_plan
 from ktransformers.injection.freeing import FreedModule
 from ktransformers.injection.meta import build_meta_model, load_config
+from ktransformers.injection.placing import load_placed, place_operators
 from ktransformers.injection.plan import Plan, Planned, make_plan
 from ktransformers.injection.report import Replacement, Report
+from ktransformers.injection.slot import Slot
 from ktransformers.injection.tree import experts_modules, is_injected, walk
 
 __all__ = [
@@ -13,11 +15,14 @@ __all__ = [
     "Planned",
     "Replacement",
     "Report",
+    "Slot",
     "apply_plan",
     "build_meta_model",
     "experts_modules",
     "is_injected",
     "load_config",
+    "load_placed",
     "make_plan",
+    "place_operators",
     "walk",
 ]

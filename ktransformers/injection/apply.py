@@ -18,7 +18,7 @@ from ktransformers.injection.slot import Slot, find_slots
 from ktransformers.injection.tree import collapse, config_of, walk
 from ktransformers.log import get_logger
 
-__all__ = ["apply_plan"]
+__all__ = ["apply_plan", "construct"]
 
 log = get_logger("injection")
 
@@ -30,6 +30,7 @@ def apply_plan(
     keep_float: bool = True,
     progress: bool = True,
     gguf_loader: object = None,
+    placed: Sequence[Slot] = (),
 ) -> Report:
     """Carries a plan out on a model with weights, all or nothing.
 
@@ -40,15 +41,20 @@ def apply_plan(
             after a failure the modules that were freed refuse to run, and the error says so.
         progress: a bar on stderr while loading, when stderr is a terminal.
         gguf_loader: passed on to the operators.
+        placed: what stands in the model already, loaded, by the same plan; it comes into the report.
 
     Raises:
         RuleMatchError: the model refuses what its twin accepted.
         InjectionError: the plan is for another model, its weights are not in memory, or an operator failed.
     """
-    slots = find_slots(plan, model)
-    _check(plan, model, slots)
+    rest = plan.without([name for slot in placed for name in slot.names])
+    slots = find_slots(rest, model)
+    _check(rest, model, slots)
     for slot in slots:
-        slot.operator = _construct(slot, model, gguf_loader)
+        try:
+            slot.operator = construct(slot, model, gguf_loader)
+        except InjectionError as error:
+            raise InjectionError(f"{error}. The model is as it was") from error.__cause__
     try:
         with track("Packing", len(slots), shown=progress) as done, torch.no_grad():
             for index, slot in enumerate(slots):
@@ -58,7 +64,7 @@ def apply_plan(
                 done(slot.name)
         for slot in slots:
             slot.fill()
-        report = Report.of(plan, slots)
+        report = Report.of(plan, [*placed, *slots])
     except BaseException as error:  # Ctrl-C too: whatever ends this must not leave half a model
         state = _take_back(slots)
         if not isinstance(error, Exception):
@@ -92,7 +98,8 @@ def _check(plan: Plan, model: nn.Module, slots: Sequence[Slot]) -> None:
         )
 
 
-def _construct(slot: Slot, model: nn.Module, gguf_loader: object) -> nn.Module:
+def construct(slot: Slot, model: nn.Module, gguf_loader: object = None) -> nn.Module:
+    """A slot's operator, built around its original. Raises `InjectionError` that names rule and module."""
     operator, rule = slot.planned.operator, slot.planned.rule
     assert operator is not None
     try:
@@ -104,9 +111,7 @@ def _construct(slot: Slot, model: nn.Module, gguf_loader: object) -> nn.Module:
             **copy.deepcopy(dict(rule.kwargs)),  # one operator's changes must not reach the next
         )
     except Exception as error:
-        raise InjectionError(
-            f"{rule.where}: {operator.__name__} for {slot.name} cannot be built: {error}. The model is as it was"
-        ) from error
+        raise InjectionError(f"{rule.where}: {operator.__name__} for {slot.name} cannot be built: {error}") from error
 
 
 def _load(slot: Slot) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -54,6 +54,10 @@ class Plan:
     def replacements(self) -> tuple[Planned, ...]:
         """The decisions that replace a module."""
         return tuple(decision for decision in self.decisions if decision.operator is not None)
+
+    def without(self, names: Collection[str]) -> Plan:
+        """The plan for all modules but these."""
+        return replace(self, decisions=tuple(decision for decision in self.decisions if decision.name not in names))
 
     def of(self, rule: Rule) -> tuple[Planned, ...]:
         """The decisions that one of the rules took."""

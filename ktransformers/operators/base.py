@@ -17,6 +17,10 @@ __all__ = ["BaseInjectedModule"]
 class BaseInjectedModule(nn.Module):
     """Takes the place of `orig_module` in a model's tree.
 
+    An operator that also defines `load_from(weights: ModuleWeights)` is put into a model before its weights are read,
+    and packs them as they come: its constructor gets the original on the meta device. All others wait for a model that
+    is loaded whole.
+
     The original is reachable as `orig_module` but is no child: `parameters()` and `.to(device)` pass it by, so that a
     model can move to a GPU while its float experts stay on the host. A change of dtype reaches the original, so that
     undoing an injection after `model.half()` gives a model of one dtype. `state_dict()` writes the original's tensors

@@ -10,7 +10,7 @@ from torch import nn
 
 import kt_kernel
 from ktransformers.errors import KTransformersError, UnsupportedModuleError
-from ktransformers.experts import ExpertsSpec
+from ktransformers.experts import ExpertsSpec, ModuleWeights
 from ktransformers.log import warn_once
 from ktransformers.operators import devices
 from ktransformers.operators.base import BaseInjectedModule
@@ -115,13 +115,25 @@ class KTransformersExperts(BaseInjectedModule):
 
     def load(self) -> None:
         """Packs the float weights for the kernel, or copies them to the device that computes."""
-        for note in self.spec.notes:
-            warn_once(f"{self.key}: {note}; the tensors are followed.", key=f"{self.spec.class_name}: {note}")
+        self._say_notes()
         if self._kernel is not None:
             self._kernel.load(self.orig_module)
         for op in (self._generate, self._prefill):
             if op is not None:
                 op.load()
+
+    def load_from(self, weights: ModuleWeights) -> None:
+        """Packs experts as they are read. The original gets floats only where it computes or normalises itself."""
+        if self._kernel is None or self.needs_original or self.spec.has_post_expert_norm:
+            weights.fill(self.orig_module)
+            self.load()
+            return
+        self._say_notes()
+        self._kernel.load_from(weights)
+
+    def _say_notes(self) -> None:
+        for note in self.spec.notes:
+            warn_once(f"{self.key}: {note}; the tensors are followed.", key=f"{self.spec.class_name}: {note}")
 
     def forward(
         self,

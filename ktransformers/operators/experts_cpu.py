@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from kt_kernel import GateFormula, MoEWrapper
-from ktransformers.experts import ExpertsSpec, layer_weights
+from ktransformers.experts import ExpertsSpec, ModuleWeights, layer_weights
 from ktransformers.operators.overlap import Completion, DeferredTensor
 from ktransformers.operators.transport import HostBatch, Transport, transport_for
 
@@ -50,6 +50,10 @@ class KExpertsCPU:
         if self._spec.has_post_expert_norm:
             self._norm = copy.deepcopy(module.get_submodule("post_expert_norm"))
         self.wrapper.load_weights(layer_weights(module, self._spec).named())
+
+    def load_from(self, weights: ModuleWeights) -> None:
+        """Quantises and packs expert by expert, as they are read. For experts whose outputs are not normalised."""
+        self.wrapper.load_weights(weights.experts(self._spec))
 
     def forward(
         self,

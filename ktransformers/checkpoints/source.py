@@ -1,0 +1,229 @@
+"""Float weights of single modules, read from a checkpoint while a model loads, or read again after they were freed.
+
+transformers' own conversion runs on one module at a time, and where that is possible on a few of its experts at a time:
+every family's names and layouts on disk come out right, and what is in memory as floats stays small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers import PreTrainedModel
+
+from kt_kernel.checkpoint import LazyStack
+from ktransformers.checkpoints.conversion import convert_into, sources_of
+from ktransformers.checkpoints.headers import TORCH_DTYPES, CheckpointFiles
+from ktransformers.checkpoints.parts import Part, split_experts
+from ktransformers.checkpoints.readahead import read_ahead
+from ktransformers.errors import CheckpointError
+from ktransformers.experts import ExpertsSpec, layer_weights, weight_shapes
+
+__all__ = ["CheckpointModule", "CheckpointSource"]
+
+Read = tuple[Part, nn.Module]
+
+
+class CheckpointSource:
+    """Reads modules of a safetensors checkpoint."""
+
+    def __init__(self, files: CheckpointFiles, twin: PreTrainedModel, names: Iterable[str]) -> None:
+        """`twin`: the model on the meta device, in the dtypes that are wanted; this object's own from now on. `names`:
+        the modules that will be asked for.
+        """
+        self._files = files
+        self._twin = twin
+        self._names = sources_of(twin, files.tensors, names)
+
+    def holds(self, name: str) -> bool:
+        """Whether the tensors of a module on disk make all of its parameters and nothing else: then it can be read
+        alone.
+        """
+        skeleton = self._twin.get_submodule(name)
+        whole = Part(tuple(self._names.get(name, ())))
+        tensors = {tensor: self._unread(tensor) for tensor in whole.tensors}
+        every = set(self._twin.state_dict())
+        _, info = self._convert(name, whole, tensors, "meta")
+        made = every - info.missing_keys
+        wanted = {f"{name}.{key}" for key in skeleton.state_dict()}
+        # Buffers that are computed, not saved, are transformers' to make.
+        computed = {key for key, _ in skeleton.named_buffers()} - skeleton.state_dict().keys()
+        return bool(wanted) and not computed and not _complaints(info) and made == wanted
+
+    @contextmanager
+    def modules(self, names: Sequence[str]) -> Iterator[Iterator[CheckpointModule]]:
+        """The modules' weights, to be used in this order and each of them once; while one is packed, the next part is
+        read. At the end the files are closed.
+        """
+        parts = {name: self._parts(name) for name in names}
+        # Looked up now: the reading thread exchanges modules of the twin.
+        skeletons = [self._twin.get_submodule(name) for name in names]
+        with ExitStack() as stack:
+            files = _Files(stack)
+            jobs = (partial(self._read, files, name, part) for name in names for part in parts[name])
+            reads = stack.enter_context(closing(read_ahead(jobs)))
+            yield (CheckpointModule(skeleton, reads) for skeleton in skeletons)
+
+    def _parts(self, name: str) -> list[Part]:
+        """A few experts each where the module's tensors allow it, else the module as a whole."""
+        module, tensors = self._twin.get_submodule(name), self._names[name]
+        split = split_experts(module, tensors, self._files.tensors)
+        whole = [Part(tuple(tensors))]
+        if split is None:
+            return whole
+        nbytes = sum(parameter.nbytes for parameter in module.parameters()) // split.experts
+        parts = split.parts(nbytes)
+        if len(parts) == 1:
+            return whole
+        # What makes a part of a layer is shown by converting one without memory.
+        trial, info = self._convert(name, parts[0], {t: self._unread(t, parts[0]) for t in parts[0].tensors}, "meta")
+        complete = all(f"{name}.{key}" not in info.missing_keys for key in trial.state_dict())
+        return parts if complete and not _complaints(info) else whole
+
+    def _read(self, files: _Files, name: str, part: Part) -> Read:
+        rows = slice(part.first, part.last)
+        tensors = {}
+        for tensor in part.tensors:
+            path = self._files.tensors[tensor].file
+            tensors[tensor] = _Rows(files.open(path), tensor, rows if tensor in part.sliced else slice(None))
+        try:
+            filled, info = self._convert(name, part, tensors, "cpu")
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"the weights of {name} cannot be read from {self._files.folder}: {error}") from error
+        lost = [key for key, tensor in filled.state_dict().items() if tensor.is_meta]
+        if lost or _complaints(info):
+            why = "; ".join(_complaints(info))
+            raise CheckpointError(
+                f"{self._files.folder} no longer holds the weights of {name}: {', '.join(lost) or 'of its shapes'}"
+                + (f" ({why})" if why else "")
+            )
+        return part, filled
+
+    def _convert(self, name: str, part: Part, tensors: Mapping[str, Any], device: str) -> tuple[nn.Module, Any]:
+        original = self._twin.get_submodule(name)
+        filled = part.skeleton(original)
+        self._twin.set_submodule(name, filled)
+        try:
+            info = convert_into(self._twin, tensors, device)
+        finally:
+            self._twin.set_submodule(name, original)
+        return filled, info
+
+    def _unread(self, tensor: str, part: Part | None = None) -> torch.Tensor:
+        header = self._files.tensors[tensor]
+        shape = list(header.shape)
+        if part is not None and tensor in part.sliced and part.last is not None:
+            shape[0] = part.last - part.first
+        return torch.empty(shape, dtype=TORCH_DTYPES[header.dtype], device="meta")
+
+
+class CheckpointModule:
+    """One module's weights: a `ModuleWeights`."""
+
+    def __init__(self, skeleton: nn.Module, reads: Iterator[Read]) -> None:
+        self._skeleton = skeleton
+        self._reads = reads
+
+    def fill(self, module: nn.Module) -> None:
+        """Raises `CheckpointError` when the files no longer hold what they held."""
+        part, filled = next(self._reads)
+        if part.last is None:
+            _adopt(module, filled)
+            return
+        for name, parameter in filled.named_parameters():
+            if part.is_sliced(parameter):
+                shape = self._skeleton.get_parameter(name).shape
+                _set(module, name, torch.empty(shape, dtype=parameter.dtype))
+            else:
+                _set(module, name, parameter.data)
+        while True:
+            for name, parameter in filled.named_parameters():
+                if part.is_sliced(parameter):
+                    module.get_parameter(name).data[part.first : part.last] = parameter.data
+            if part.last == part.experts:
+                return
+            del filled
+            part, filled = next(self._reads)
+
+    def experts(self, spec: ExpertsSpec) -> Mapping[str, LazyStack]:
+        """Raises `CheckpointError` when the files no longer hold what they held."""
+        window = _Window(self._reads, spec)
+        dtype = str(spec.dtype).removeprefix("torch.")
+        return {
+            name: LazyStack(shape, dtype, partial(window.slice, name)) for name, shape in weight_shapes(spec).items()
+        }
+
+
+class _Window:
+    """The part of a module that is in memory now."""
+
+    def __init__(self, reads: Iterator[Read], spec: ExpertsSpec) -> None:
+        self._reads = reads
+        self._spec = spec
+        self._experts = range(0)
+        self._views: dict[str, torch.Tensor] = {}
+
+    def slice(self, name: str, expert: int) -> torch.Tensor:
+        while expert not in self._experts:
+            self._views = {}  # let go before the next part is waited for
+            part, filled = next(self._reads)
+            last = self._spec.num_experts if part.last is None else part.last
+            self._experts = range(part.first, last)
+            self._views = layer_weights(filled, self._spec).named()
+        return self._views[name][expert - self._experts.start]
+
+
+class _Files:
+    """Open safetensors files. They are read, not mapped: mapped pages would count as this process's memory until the
+    file is closed.
+    """
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._open: dict[Path, Any] = {}
+
+    def open(self, path: Path) -> Any:
+        if path not in self._open:
+            handle = safe_open(path, framework="pt", device="cpu", backend="pread")
+            self._open[path] = self._stack.enter_context(handle)
+        return self._open[path]
+
+
+class _Rows:
+    """Rows of a tensor on disk, read when transformers indexes it."""
+
+    def __init__(self, file: Any, name: str, rows: slice) -> None:
+        self._file = file
+        self._name = name
+        self._rows = rows
+
+    def __getitem__(self, _: Any) -> torch.Tensor:
+        tensor: torch.Tensor = self._file.get_slice(self._name)[self._rows]
+        return tensor
+
+
+def _adopt(module: nn.Module, filled: nn.Module) -> None:
+    for name, tensor in filled.state_dict().items():
+        _set(module, name, tensor)
+
+
+def _set(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
+    path, _, leaf = name.rpartition(".")
+    owner = module.get_submodule(path)
+    parameter = owner._parameters.get(leaf)
+    if parameter is None:
+        owner._buffers[leaf] = tensor
+    else:
+        owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
+
+
+def _complaints(info: Any) -> list[str]:
+    """What transformers' conversion did not like."""
+    shapes = [f"{name} is {tuple(there)}, not {tuple(wanted)}" for name, there, wanted in info.mismatched_keys]
+    return [*info.error_msgs, *sorted(shapes), *(f"{name} cannot be converted" for name in info.conversion_errors)]

@@ -1,0 +1,27 @@
+"""Where an operator's weights come from while a model loads: the seam between readers of checkpoints and operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch import nn
+
+from ktransformers.experts.spec import ExpertsSpec
+
+__all__ = ["ModuleWeights"]
+
+
+class ModuleWeights(Protocol):
+    """The weights of one module, not read yet. A reader of another kind of file implements this and nothing else."""
+
+    def fill(self, module: nn.Module) -> None:
+        """Gives `module`, of the model's class and on the meta device, every parameter with its float values."""
+        ...
+
+    def experts(self, spec: ExpertsSpec) -> Mapping[str, Any]:
+        """The experts of `spec` as `kt_kernel.MoEWrapper.load_weights` takes them, each read when it is packed.
+
+        To be used once, in ascending order of experts.
+        """
+        ...

@@ -1,0 +1,45 @@
+"""`KTransformersConfig`: what to inject while `from_pretrained` loads, in the form that transformers passes around."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.quantizers.auto import register_quantization_config
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from ktransformers.rules import RuleSet, RulesLike
+
+__all__ = ["METHOD", "KTransformersConfig"]
+
+METHOD = "ktransformers"
+
+
+@register_quantization_config(METHOD)
+class KTransformersConfig(QuantizationConfigMixin):
+    """For `AutoModelForCausalLM.from_pretrained(path, quantization_config=KTransformersConfig(rules="auto"))`.
+
+    Args:
+        rules: a path, the name of a shipped file, a list of rules, or "auto" for the shipped file of the model's type.
+        keep_float: keep the float originals beside the operators, for `model.dequantize()` and `save_pretrained`.
+            False: they are never in memory as a whole.
+        threads: of the kernel, where the rules do not say.
+
+    Nothing of it is written into a saved `config.json`: the checkpoint stays the float one that it was.
+    """
+
+    def __init__(
+        self, rules: RulesLike = "auto", *, keep_float: bool = False, threads: int | None = None, **unknown: Any
+    ) -> None:
+        unknown.pop("quant_method", None)  # what `from_dict` brings along
+        if unknown:
+            raise TypeError(f"KTransformersConfig takes rules, keep_float and threads, not {', '.join(unknown)}")
+        self.quant_method: Any = METHOD  # transformers' own methods are an enumeration, others are plain names
+        self.rules = rules
+        self.keep_float = keep_float
+        self.threads = threads
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON; rules that were objects as their origin's name."""
+        rules = self.rules.origin if isinstance(self.rules, RuleSet) else self.rules
+        plain = rules if isinstance(rules, (str, list, type(None))) else str(rules)
+        return {"quant_method": METHOD, "rules": plain, "keep_float": self.keep_float, "threads": self.threads}
