@@ -56,13 +56,17 @@ class CheckpointFiles:
 
 
 def read_headers(folder: Path) -> CheckpointFiles | None:
-    """The tensors of every safetensors file of `folder`; None when it keeps its weights in another format.
+    """The tensors of the safetensors files of `folder`: of `model.safetensors`, else of those the index names, else of
+    all there are. None when it keeps its weights in another format.
 
-    Raises `CheckpointError` for a shard that is missing or cut short, and for tensors of the index that no shard holds.
+    Raises `CheckpointError` for a shard that is missing or cut short, for tensors of the index that no shard holds, and
+    without an index for tensors that two files hold.
     """
     if (folder / _SINGLE).is_file():
         return read_files([folder / _SINGLE])
     if not (folder / _INDEX).is_file():
+        if files := sorted(folder.glob("*.safetensors")):
+            return _read_without_index(files)
         if any(folder.glob("*.bin")):
             return None
         raise CheckpointError(f"{folder} holds no weights: neither {_SINGLE} nor {_INDEX}")
@@ -82,8 +86,22 @@ def read_headers(folder: Path) -> CheckpointFiles | None:
 
 
 def read_files(paths: Sequence[Path]) -> CheckpointFiles:
-    """The tensors of safetensors files. Raises `CheckpointError` for one that is cut short or damaged."""
+    """The tensors of safetensors files; of two that hold the same the last counts, as it does for transformers. Raises
+    `CheckpointError` for a file that is cut short or damaged.
+    """
     return CheckpointFiles(paths[0].parent, {n: header for path in paths for n, header in _file_headers(path).items()})
+
+
+def _read_without_index(paths: Sequence[Path]) -> CheckpointFiles:
+    seen: dict[str, Path] = {}
+    for path in paths:
+        for name in _file_headers(path):
+            if name in seen:
+                raise CheckpointError(
+                    f"{seen[name]} and {path} both hold {name}, and no index says which of them counts: remove one"
+                )
+            seen[name] = path
+    return read_files(paths)
 
 
 def _read_index(path: Path) -> dict[str, str]:

@@ -13,6 +13,7 @@ from kt_kernel import KernelError
 from ktransformers.checkpoints.headers import read_headers
 from ktransformers.checkpoints.preflight import raise_if_missing, verify_complete
 from ktransformers.checkpoints.progress import progress_bar
+from ktransformers.checkpoints.view import indexed
 from ktransformers.errors import CheckpointError, KTransformersError
 from ktransformers.log import get_logger
 
@@ -36,10 +37,10 @@ def load_model(
     # Where one is passed, it is ours and checks the very files that transformers found.
     if files is not None and "quantization_config" not in kwargs and not is_quantized(meta_model):
         verify_complete(files, meta_model)
-    with progress_bar():
+    with progress_bar(), indexed(folder, files) as path:
         try:
             loaded: Any = type(meta_model).from_pretrained(
-                folder,
+                path,
                 dtype=dtype,
                 local_files_only=True,
                 trust_remote_code=trust_remote_code,
@@ -51,6 +52,7 @@ def load_model(
         except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
             raise CheckpointError(f"transformers cannot load {folder}: {error}") from error
     model, info = loaded
+    model.config.name_or_path = model.name_or_path = str(folder)
     raise_if_missing(info["missing_keys"], model, str(folder))
     assert isinstance(model, PreTrainedModel)
     model.train(False)

@@ -64,9 +64,9 @@ class Split:
         names = (*single, *sorted(self.stacked), *self.shared)
         return Part(names, first, last, self.experts, self.stacked)
 
-    def parts(self, bytes_per_expert: int, limit: int = PART_BYTES) -> list[Part]:
-        """Parts of as many experts as `limit` has room for, one at least."""
-        step = max(1, limit // max(1, bytes_per_expert))
+    def parts(self, bytes_per_expert: int) -> list[Part]:
+        """Parts of as many experts as `PART_BYTES` has room for, one at least."""
+        step = max(1, PART_BYTES // max(1, bytes_per_expert))
         return [self.part(first, min(first + step, self.experts)) for first in range(0, self.experts, step)]
 
 

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from kt_kernel.checkpoint import LazyStack
 from ktransformers.checkpoints.conversion import convert_into, sources_of
 from ktransformers.checkpoints.headers import TORCH_DTYPES, CheckpointFiles
+from ktransformers.checkpoints.memory import give_back
 from ktransformers.checkpoints.parts import Part, split_experts
 from ktransformers.checkpoints.readahead import read_ahead
 from ktransformers.errors import CheckpointError
@@ -68,6 +69,7 @@ class CheckpointSource:
             files = _Files(stack)
             jobs = (partial(self._read, files, name, part) for name in names for part in parts[name])
             reads = stack.enter_context(closing(read_ahead(jobs)))
+            stack.callback(give_back)
             yield (CheckpointModule(skeleton, reads) for skeleton in skeletons)
 
     def _parts(self, name: str) -> list[Part]:
@@ -87,6 +89,7 @@ class CheckpointSource:
         return parts if complete and not _complaints(info) else whole
 
     def _read(self, files: _Files, name: str, part: Part) -> Read:
+        give_back()  # what the part before the last was made of
         rows = slice(part.first, part.last)
         tensors = {}
         for tensor in part.tensors:

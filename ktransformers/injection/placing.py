@@ -38,6 +38,7 @@ def place_operators(plan: Plan, model: nn.Module, *, holds: Callable[[str], bool
         slot.operator = construct(slot, model)
     for slot in placed:
         slot.fill()
+        _show_tensors(slot)
     return placed
 
 
@@ -51,6 +52,7 @@ def load_placed(
     """
     with track("Packing", len(slots), shown=progress) as done, torch.no_grad():
         for slot, source in zip(slots, weights, strict=True):
+            _hide_tensors(slot)
             try:
                 _load(slot, source, keep_float)
             except Exception as error:
@@ -73,6 +75,24 @@ def _load(slot: Slot, weights: ModuleWeights, keep_float: bool) -> None:
     if not getattr(operator, "needs_original", True):
         free_weights(slot.original)
         slot.freed = True
+
+
+def _show_tensors(slot: Slot) -> None:
+    """Lets the original's tensors be seen on the operator, as what needs no initial values: some models' blocks
+    initialise their experts by name, whether or not there is anything to do.
+    """
+    assert slot.operator is not None
+    for name, parameter in slot.original._parameters.items():
+        if parameter is not None and not hasattr(slot.operator, name):
+            parameter._is_hf_initialized = True  # type: ignore[attr-defined]
+            slot.operator.__dict__[name] = parameter  # around nn.Module: in no state dict
+
+
+def _hide_tensors(slot: Slot) -> None:
+    assert slot.operator is not None
+    for name, parameter in slot.original._parameters.items():
+        if parameter is not None and slot.operator.__dict__.get(name) is parameter:
+            del slot.operator.__dict__[name]
 
 
 def _stands_alone(slot: Slot, slots: Sequence[Slot], tied: Collection[str]) -> bool:

@@ -95,3 +95,10 @@ def test_a_folder_without_weights_says_what_was_looked_for(tmp_path: Path) -> No
 def test_older_formats_are_left_to_transformers(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     assert read_headers(tmp_path) is None
+
+
+def test_without_an_index_a_tensor_in_two_files_is_an_error(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        save_file({"a": torch.zeros(1)}, tmp_path / f"{name}.safetensors")
+    with pytest.raises(CheckpointError, match=r"one\.safetensors and .*two\.safetensors both hold a, and no index"):
+        read_headers(tmp_path)
