@@ -5,7 +5,7 @@ from ktransformers.checkpoints.headers import CheckpointFiles, read_files, read_
 from ktransformers.checkpoints.load import is_quantized, load_model, load_tokenizer
 from ktransformers.checkpoints.locate import locate
 from ktransformers.checkpoints.preflight import verify_complete
-from ktransformers.checkpoints.source import CheckpointModule, CheckpointSource
+from ktransformers.checkpoints.source import CheckpointModule, CheckpointSource, open_source
 
 __all__ = [
     "CheckpointFiles",
@@ -15,6 +15,7 @@ __all__ = [
     "load_model",
     "load_tokenizer",
     "locate",
+    "open_source",
     "read_files",
     "read_headers",
     "reload_module",

@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from ktransformers.errors import CheckpointError
 
-__all__ = ["TORCH_DTYPES", "CheckpointFiles", "TensorHeader", "read_files", "read_headers"]
+__all__ = ["TORCH_DTYPES", "CheckpointFiles", "ReadRows", "TensorHeader", "read_files", "read_headers"]
 
 TORCH_DTYPES = {
     "F64": torch.float64,
@@ -27,6 +30,7 @@ TORCH_DTYPES = {
     "I32": torch.int32,
     "I16": torch.int16,
     "I8": torch.int8,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
@@ -36,6 +40,10 @@ _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _LENGTH = struct.Struct("<Q")
 _LARGEST_HEADER = 100_000_000  # the limit of the format's own reader
+
+
+ReadRows = Callable[[str, slice], torch.Tensor]
+"""Reads rows of a tensor by its name on disk; slice(None) is all of it."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,22 @@ class CheckpointFiles:
 
     folder: Path
     tensors: dict[str, TensorHeader]
+
+    def opened(self, stack: ExitStack) -> ReadRows:
+        """Files are opened when they are needed, and closed by `stack`.
+
+        They are read, not mapped: mapped pages would count as this process's memory until the file is closed.
+        """
+        handles: dict[Path, Any] = {}
+
+        def rows(name: str, wanted: slice) -> torch.Tensor:
+            path = self.tensors[name].file
+            if path not in handles:
+                handles[path] = stack.enter_context(safe_open(path, framework="pt", device="cpu", backend="pread"))
+            tensor: torch.Tensor = handles[path].get_slice(name)[wanted]
+            return tensor
+
+        return rows
 
 
 def read_headers(folder: Path) -> CheckpointFiles | None:

@@ -6,27 +6,28 @@ every family's names and layouts on disk come out right, and what is in memory a
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 
 from kt_kernel.checkpoint import LazyStack
 from ktransformers.checkpoints.conversion import convert_into, sources_of
-from ktransformers.checkpoints.headers import TORCH_DTYPES, CheckpointFiles
+from ktransformers.checkpoints.headers import TORCH_DTYPES, CheckpointFiles, ReadRows
 from ktransformers.checkpoints.memory import give_back
 from ktransformers.checkpoints.parts import Part, split_experts
+from ktransformers.checkpoints.preflight import verify_complete
 from ktransformers.checkpoints.readahead import read_ahead
 from ktransformers.errors import CheckpointError
 from ktransformers.experts import ExpertsSpec, layer_weights, weight_shapes
 
-__all__ = ["CheckpointModule", "CheckpointSource"]
+__all__ = ["CheckpointModule", "CheckpointSource", "open_source"]
 
 Read = tuple[Part, nn.Module]
 
@@ -66,8 +67,8 @@ class CheckpointSource:
         # Looked up now: the reading thread exchanges modules of the twin.
         skeletons = [self._twin.get_submodule(name) for name in names]
         with ExitStack() as stack:
-            files = _Files(stack)
-            jobs = (partial(self._read, files, name, part) for name in names for part in parts[name])
+            read = self._files.opened(stack)
+            jobs = (partial(self._read, read, name, part) for name in names for part in parts[name])
             reads = stack.enter_context(closing(read_ahead(jobs)))
             stack.callback(give_back)
             yield (CheckpointModule(skeleton, reads) for skeleton in skeletons)
@@ -88,13 +89,12 @@ class CheckpointSource:
         complete = all(f"{name}.{key}" not in info.missing_keys for key in trial.state_dict())
         return parts if complete and not _complaints(info) else whole
 
-    def _read(self, files: _Files, name: str, part: Part) -> Read:
+    def _read(self, read: ReadRows, name: str, part: Part) -> Read:
         give_back()  # what the part before the last was made of
         rows = slice(part.first, part.last)
-        tensors = {}
-        for tensor in part.tensors:
-            path = self._files.tensors[tensor].file
-            tensors[tensor] = _Rows(files.open(path), tensor, rows if tensor in part.sliced else slice(None))
+        tensors = {
+            tensor: _Rows(read, tensor, rows if tensor in part.sliced else slice(None)) for tensor in part.tensors
+        }
         try:
             filled, info = self._convert(name, part, tensors, "cpu")
         except (SafetensorError, OSError) as error:
@@ -124,6 +124,16 @@ class CheckpointSource:
         if part is not None and tensor in part.sliced and part.last is not None:
             shape[0] = part.last - part.first
         return torch.empty(shape, dtype=TORCH_DTYPES[header.dtype], device="meta")
+
+
+def open_source(files: CheckpointFiles, model: PreTrainedModel, names: Iterable[str]) -> CheckpointSource:
+    """A source of the modules `names` of a model on the meta device, which stays as it is.
+
+    Raises `CheckpointError` when the files are not those of the whole model.
+    """
+    twin = copy.deepcopy(model)
+    verify_complete(files, twin)
+    return CheckpointSource(files, twin, names)
 
 
 class CheckpointModule:
@@ -182,33 +192,16 @@ class _Window:
         return self._views[name][expert - self._experts.start]
 
 
-class _Files:
-    """Open safetensors files. They are read, not mapped: mapped pages would count as this process's memory until the
-    file is closed.
-    """
-
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
-        self._open: dict[Path, Any] = {}
-
-    def open(self, path: Path) -> Any:
-        if path not in self._open:
-            handle = safe_open(path, framework="pt", device="cpu", backend="pread")
-            self._open[path] = self._stack.enter_context(handle)
-        return self._open[path]
-
-
 class _Rows:
     """Rows of a tensor on disk, read when transformers indexes it."""
 
-    def __init__(self, file: Any, name: str, rows: slice) -> None:
-        self._file = file
+    def __init__(self, read: ReadRows, name: str, rows: slice) -> None:
+        self._read = read
         self._name = name
         self._rows = rows
 
     def __getitem__(self, _: Any) -> torch.Tensor:
-        tensor: torch.Tensor = self._file.get_slice(self._name)[self._rows]
-        return tensor
+        return self._read(self._name, self._rows)
 
 
 def _adopt(module: nn.Module, filled: nn.Module) -> None:

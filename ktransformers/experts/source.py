@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from torch import nn
 
 from ktransformers.experts.spec import ExpertsSpec
 
-__all__ = ["ModuleWeights"]
+__all__ = ["ModuleWeights", "WeightsSource"]
 
 
 class ModuleWeights(Protocol):
@@ -24,4 +25,16 @@ class ModuleWeights(Protocol):
 
         To be used once, in ascending order of experts.
         """
+        ...
+
+
+class WeightsSource(Protocol):
+    """The weights of a model's modules, read while it loads."""
+
+    def holds(self, name: str) -> bool:
+        """Whether the module of that name can be read alone; all others are transformers' to load."""
+        ...
+
+    def modules(self, names: Sequence[str]) -> AbstractContextManager[Iterator[ModuleWeights]]:
+        """The modules' weights, to be used in this order and each of them once."""
         ...

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from transformers import PreTrainedModel
 from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from ktransformers.experts import WeightsSource
 from ktransformers.rules import RuleSet, RulesLike
 
 __all__ = ["METHOD", "KTransformersConfig"]
 
 METHOD = "ktransformers"
+
+OpenSource = Callable[[PreTrainedModel, Sequence[str]], WeightsSource]
+"""Given the model on the meta device and the names of the modules that may be asked for."""
 
 
 @register_quantization_config(METHOD)
@@ -37,6 +43,8 @@ class KTransformersConfig(QuantizationConfigMixin):
         self.rules = rules
         self.keep_float = keep_float
         self.threads = threads
+        self.open_source: OpenSource | None = None
+        """Where operators read their weights, in place of the safetensors files that transformers found."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON; rules that were objects as their origin's name."""

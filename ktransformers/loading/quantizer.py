@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,8 +13,9 @@ from transformers import PreTrainedModel
 from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
-from ktransformers.checkpoints import CheckpointSource, read_files, verify_complete
+from ktransformers.checkpoints import open_source, read_files
 from ktransformers.errors import UndoError
+from ktransformers.experts import WeightsSource
 from ktransformers.injection import Plan, Report, Slot, apply_plan, load_placed, make_plan, place_operators
 from ktransformers.loading.config import METHOD, KTransformersConfig
 from ktransformers.loading.rules import rules_for
@@ -39,7 +39,7 @@ class KTransformersQuantizer(HfQuantizer):
         super().__init__(quantization_config, **kwargs)
         self._plan: Plan | None = None
         self._placed: list[Slot] = []
-        self._source: CheckpointSource | None = None
+        self._source: WeightsSource | None = None
         self._ignored: Any = None
 
     def _process_model_before_weight_loading(
@@ -49,16 +49,18 @@ class KTransformersQuantizer(HfQuantizer):
         with _ordinary_torch():
             options = self.quantization_config
             self._plan = make_plan(rules_for(model, options.rules, options.threads), model)
-            paths = [Path(file) for file in checkpoint_files or ()]
-            if not paths or any(path.suffix != ".safetensors" for path in paths):
-                return  # transformers loads all of it, and everything is injected afterwards
-            files = read_files(paths)
-            twin = copy.deepcopy(model)
-            verify_complete(files, twin)
-            source = CheckpointSource(files, twin, [planned.name for planned in self._plan.replacements])
+            names = [planned.name for planned in self._plan.replacements]
+            source: WeightsSource
+            if options.open_source is not None:
+                source = options.open_source(model, names)
+            else:
+                paths = [Path(file) for file in checkpoint_files or ()]
+                if not paths or any(path.suffix != ".safetensors" for path in paths):
+                    return  # transformers loads all of it, and everything is injected afterwards
+                source = open_source(read_files(paths), model, names)
             tied = getattr(model, "all_tied_weights_keys", None) or {}
-            names = {*tied.keys(), *tied.values()}
-            self._placed = place_operators(self._plan, model, holds=source.holds, tied=names)
+            shared = {*tied.keys(), *tied.values()}
+            self._placed = place_operators(self._plan, model, holds=source.holds, tied=shared)
             self._source = source
             self._ignored = model._keys_to_ignore_on_load_unexpected
             model._keys_to_ignore_on_load_unexpected = {*(self._ignored or ()), *_left_over(model, self._placed)}

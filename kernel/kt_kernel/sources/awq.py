@@ -26,6 +26,10 @@ class Awq:
         if bits != 4 or version != "gemm":
             raise WeightsError(f"AWQ with {bits} bits, version {version!r}; 4 bits, version 'gemm' are read")
 
+    def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int] | None:
+        words = shapes.get("qweight")
+        return None if words is None else (words[1] * 8, words[0])
+
     def decode(self, parts: Parts) -> Weight:
         codes = unpack(parts["qweight"], 4, axis=1, order=AWQ_ORDER).T
         scales = parts["scales"].astype(np.float32).T

@@ -44,6 +44,11 @@ class Scheme(Protocol):
     @property
     def parts(self) -> tuple[str, ...]: ...
 
+    def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int] | None:
+        """(N, K) of the weight whose parts have these shapes, one expert's where they are stacked; None for parts that
+        make no weight of this scheme, such as those of a module that was left out of the quantisation.
+        """
+
     def decode(self, parts: Parts) -> Weight:
         """The weight (N, K), of the very values that the source means. Raises `WeightsError` that names the weight."""
 

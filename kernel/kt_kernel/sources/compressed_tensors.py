@@ -52,6 +52,15 @@ class CompressedTensors:
         self._block = None if block is None else (int(block[0]), int(block[1]))
         self.name = f"compressed-tensors {self._format}"
 
+    def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int] | None:
+        """The inputs of packed weights as if they filled their last word, which those of real models do."""
+        if "weight_scale" not in shapes:
+            return None
+        if "weight" in shapes:
+            return shapes["weight"][0], shapes["weight"][1]
+        channels, words = shapes["weight_packed"]
+        return channels, words * (32 // self._bits if self._format == "pack-quantized" else 2)
+
     def decode(self, parts: Parts) -> Weight:
         if self._format == "pack-quantized":
             return self._packed(parts)

@@ -29,6 +29,10 @@ class Mxfp4:
     def __init__(self, config: Mapping[str, Any]) -> None:
         del config  # the format has no parameters
 
+    def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int] | None:
+        blocks = shapes.get("blocks")
+        return None if blocks is None else (blocks[-3], blocks[-2] * 32)
+
     def decode(self, parts: Parts) -> Weight:
         blocks = parts["blocks"]
         need(blocks.ndim == 3 and blocks.shape[2] == 16, parts, f"blocks of shape {blocks.shape}, not (N, K/32, 16)")

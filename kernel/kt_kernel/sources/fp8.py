@@ -26,6 +26,10 @@ class Fp8:
         block = config.get("weight_block_size")
         self._block = None if block is None else (int(block[0]), int(block[1]))
 
+    def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int] | None:
+        codes = shapes.get("weight", ())
+        return (codes[0], codes[1]) if len(codes) == 2 and len(shapes) > 1 else None
+
     def decode(self, parts: Parts) -> Weight:
         inverse = parts.get("weight_scale_inv")
         return fp8_matrix(parts, inverse if inverse is not None else parts["weight_scale"], self._block)

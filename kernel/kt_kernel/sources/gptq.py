@@ -30,6 +30,10 @@ class Gptq:
         # The first format stores zero points less one.
         self._zero_offset = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
 
+    def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int] | None:
+        words = shapes.get("qweight")
+        return None if words is None else (words[1], words[0] * (32 // self._bits))
+
     def decode(self, parts: Parts) -> Weight:
         """Weights whose inputs were reordered (desc_act) lie in no contiguous groups: they come as float32."""
         codes = unpack(parts["qweight"], self._bits, axis=0).T

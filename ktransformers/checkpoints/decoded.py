@@ -1,0 +1,101 @@
+"""A quantised checkpoint as the floats that it means: the same names, shapes and reading as a float checkpoint's.
+
+What of the model is no experts is decoded for transformers this way, and experts where an operator asks for floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from kt_kernel import WeightsError
+from kt_kernel.sources import Parts, Scheme, as_numpy, scheme_for
+from ktransformers.checkpoints.headers import CheckpointFiles, ReadRows, TensorHeader
+from ktransformers.errors import CheckpointError
+
+__all__ = ["DecodedFiles", "decoded"]
+
+_DTYPE_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+
+
+@dataclass(frozen=True)
+class DecodedFiles(CheckpointFiles):
+    """`tensors` are the weights as floats of `dtype`; `raw` the files as they are."""
+
+    raw: CheckpointFiles
+    scheme: Scheme
+    dtype: torch.dtype
+    members: Mapping[str, Mapping[str, str]] = field(repr=False)
+    """By decoded weight, its parts' names on disk."""
+
+    def opened(self, stack: ExitStack) -> ReadRows:
+        read = self.raw.opened(stack)
+        whole = slice(None)
+
+        def rows(name: str, wanted: slice) -> torch.Tensor:
+            parts = self.members.get(name)
+            if parts is None:
+                return read(name, wanted)
+            shape = self.tensors[name].shape
+            if len(shape) == 2:
+                tensors = {part: as_numpy(read(on_disk, whole)) for part, on_disk in parts.items()}
+                return self._decode(name, tensors)[wanted]
+            stacked = {part: as_numpy(read(on_disk, wanted)) for part, on_disk in parts.items()}
+            count = len(range(*wanted.indices(shape[0])))
+            made = torch.empty(count, *shape[1:], dtype=self.dtype)
+            for expert in range(count):  # stored (channels, inputs), and transformers has them transposed
+                made[expert] = self._decode(name, {part: array[expert] for part, array in stacked.items()}).T
+            return made
+
+        return rows
+
+    def _decode(self, name: str, tensors: Mapping[str, Any]) -> torch.Tensor:
+        try:
+            weight = self.scheme.decode(Parts(name, tensors))
+        except WeightsError as error:
+            raise CheckpointError(f"{self.folder}: {error}") from error
+        values = weight if isinstance(weight, np.ndarray) else weight.dequantize()
+        return torch.from_numpy(values).to(self.dtype)
+
+
+def decoded(files: CheckpointFiles, quantization_config: Mapping[str, Any], dtype: torch.dtype) -> DecodedFiles:
+    """The view of `files` that a model without quantisation loads, its decoded weights in `dtype`.
+
+    Raises `CheckpointError` for a quantisation that is not read.
+    """
+    try:
+        scheme = scheme_for(quantization_config)
+    except WeightsError as error:
+        raise CheckpointError(f"{files.folder}: {error}") from error
+    members: dict[str, dict[str, str]] = {}
+    for name in files.tensors:
+        if (split := _split(name, scheme)) is not None:
+            members.setdefault(split[0], {})[split[1]] = name
+    tensors = dict(files.tensors)
+    made = {}
+    for weight, parts in members.items():
+        shape = scheme.shape({part: files.tensors[name].shape for part, name in parts.items()})
+        if shape is None:
+            continue
+        first = files.tensors[next(iter(parts.values()))]
+        stacked = "blocks" in parts and len(files.tensors[parts["blocks"]].shape) == 4
+        full = (files.tensors[parts["blocks"]].shape[0], shape[1], shape[0]) if stacked else shape
+        for name in parts.values():
+            del tensors[name]
+        tensors[weight] = TensorHeader(first.file, _DTYPE_NAMES[dtype], full)
+        made[weight] = parts
+    return DecodedFiles(files.folder, tensors, files, scheme, dtype, made)
+
+
+def _split(name: str, scheme: Scheme) -> tuple[str, str] | None:
+    """`…up_proj.qweight` → (`…up_proj.weight`, `qweight`), `…gate_up_proj_blocks` → (`…gate_up_proj`, `blocks`)."""
+    stem, _, part = name.rpartition(".")
+    if part in scheme.parts:
+        return f"{stem}.weight", part
+    stem, _, part = name.rpartition("_")
+    return (stem, part) if part in scheme.parts else None
