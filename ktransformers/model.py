@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -110,11 +111,17 @@ class KTransformer:
         if ruleset is not None:
             make_plan(ruleset, meta)  # what is wrong with the rules is said before any file is opened
         tokenizer = checkpoints.load_tokenizer(folder, trust_remote_code=trust_remote_code)
-        # A quantised checkpoint is transformers' own to read; the loaded model is then injected as any other.
-        streamed = not checkpoints.is_quantized(meta)
+        files = checkpoints.open_files(folder, meta, dtype if isinstance(dtype, torch.dtype) else None)
+        # What transformers alone can read it loads; the model is then injected as any other.
+        streamed = files is not None
         if ruleset is not None and streamed:
-            model_kwargs["quantization_config"] = KTransformersConfig(ruleset, keep_float=keep_float, threads=threads)
-        model = checkpoints.load_model(folder, meta, dtype=dtype, trust_remote_code=trust_remote_code, **model_kwargs)
+            options = KTransformersConfig(ruleset, keep_float=keep_float, threads=threads)
+            if isinstance(files, checkpoints.DecodedFiles):
+                options.open_source = partial(checkpoints.open_source, files)
+            model_kwargs["quantization_config"] = options
+        model = checkpoints.load_model(
+            folder, meta, files, dtype=dtype, trust_remote_code=trust_remote_code, **model_kwargs
+        )
         self = cls(
             model,
             tokenizer,

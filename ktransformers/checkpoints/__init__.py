@@ -1,8 +1,9 @@
 """Where weights come from: found offline, checked before they are read, read by transformers or module by module."""
 
+from ktransformers.checkpoints.decoded import DecodedFiles, open_files
 from ktransformers.checkpoints.floats import reload_module
 from ktransformers.checkpoints.headers import CheckpointFiles, read_files, read_headers
-from ktransformers.checkpoints.load import is_quantized, load_model, load_tokenizer
+from ktransformers.checkpoints.load import load_model, load_tokenizer
 from ktransformers.checkpoints.locate import locate
 from ktransformers.checkpoints.preflight import verify_complete
 from ktransformers.checkpoints.source import CheckpointModule, CheckpointSource, open_source
@@ -11,10 +12,11 @@ __all__ = [
     "CheckpointFiles",
     "CheckpointModule",
     "CheckpointSource",
-    "is_quantized",
+    "DecodedFiles",
     "load_model",
     "load_tokenizer",
     "locate",
+    "open_files",
     "open_source",
     "read_files",
     "read_headers",

@@ -8,18 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from kt_kernel import WeightsError
-from kt_kernel.sources import Parts, Scheme, as_numpy, scheme_for
-from ktransformers.checkpoints.headers import CheckpointFiles, ReadRows, TensorHeader
+from kt_kernel.sources import Parts, Scheme, as_numpy, is_read, scheme_for
+from ktransformers.checkpoints.headers import CheckpointFiles, ReadRows, TensorHeader, Unread, read_headers
 from ktransformers.errors import CheckpointError
 
-__all__ = ["DecodedFiles", "decoded"]
+__all__ = ["DecodedFiles", "decoded", "open_files"]
 
+_OF_ACTIVATIONS = ("input_scale", "input_global_scale", "input_zero_point")
+"""Last names of tensors that say how other kernels quantise activations; ours measure every token."""
 _DTYPE_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
 
@@ -54,6 +58,11 @@ class DecodedFiles(CheckpointFiles):
 
         return rows
 
+    def unread(self, stack: ExitStack) -> dict[str, Unread]:
+        """Every tensor by its name, for transformers to read what it takes."""
+        read = self.opened(stack)
+        return {name: Unread(read, name) for name in self.tensors}
+
     def _decode(self, name: str, tensors: Mapping[str, Any]) -> torch.Tensor:
         try:
             weight = self.scheme.decode(Parts(name, tensors))
@@ -61,6 +70,25 @@ class DecodedFiles(CheckpointFiles):
             raise CheckpointError(f"{self.folder}: {error}") from error
         values = weight if isinstance(weight, np.ndarray) else weight.dequantize()
         return torch.from_numpy(values).to(self.dtype)
+
+
+def open_files(folder: Path, meta_model: PreTrainedModel, dtype: torch.dtype | None = None) -> CheckpointFiles | None:
+    """The tensors of a checkpoint as floats, those of a quantised one in `dtype` (None: the configuration's, or bf16).
+
+    `meta_model` is then one without quantisation: its configuration loses what it says of it. None for a checkpoint
+    that transformers alone can read: other files than safetensors, a quantisation that is not read here.
+    """
+    files = read_headers(folder)
+    said = getattr(meta_model.config, "quantization_config", None)
+    if files is None or said is None:
+        return files
+    config = said if isinstance(said, Mapping) else said.to_dict()
+    if not is_read(config):
+        return None
+    own = meta_model.config.dtype
+    view = decoded(files, config, dtype or (own if isinstance(own, torch.dtype) else torch.bfloat16))
+    del meta_model.config.quantization_config
+    return view
 
 
 def decoded(files: CheckpointFiles, quantization_config: Mapping[str, Any], dtype: torch.dtype) -> DecodedFiles:
@@ -76,7 +104,7 @@ def decoded(files: CheckpointFiles, quantization_config: Mapping[str, Any], dtyp
     for name in files.tensors:
         if (split := _split(name, scheme)) is not None:
             members.setdefault(split[0], {})[split[1]] = name
-    tensors = dict(files.tensors)
+    tensors = {name: header for name, header in files.tensors.items() if not name.endswith(_OF_ACTIVATIONS)}
     made = {}
     for weight, parts in members.items():
         shape = scheme.shape({part: files.tensors[name].shape for part, name in parts.items()})

@@ -8,7 +8,7 @@ import json
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from ktransformers.errors import CheckpointError
 
-__all__ = ["TORCH_DTYPES", "CheckpointFiles", "ReadRows", "TensorHeader", "read_files", "read_headers"]
+__all__ = ["TORCH_DTYPES", "CheckpointFiles", "ReadRows", "TensorHeader", "Unread", "read_files", "read_headers"]
 
 TORCH_DTYPES = {
     "F64": torch.float64,
@@ -47,6 +47,18 @@ ReadRows = Callable[[str, slice], torch.Tensor]
 
 
 @dataclass(frozen=True)
+class Unread:
+    """Rows of a tensor on disk, read when transformers indexes it."""
+
+    read: ReadRows
+    name: str
+    rows: slice = field(default_factory=lambda: slice(None))
+
+    def __getitem__(self, _: Any) -> torch.Tensor:
+        return self.read(self.name, self.rows)
+
+
+@dataclass(frozen=True)
 class TensorHeader:
     """One tensor as a file's header has it; `dtype` in the format's spelling, such as BF16."""
 
@@ -73,7 +85,8 @@ class CheckpointFiles:
             path = self.tensors[name].file
             if path not in handles:
                 handles[path] = stack.enter_context(safe_open(path, framework="pt", device="cpu", backend="pread"))
-            tensor: torch.Tensor = handles[path].get_slice(name)[wanted]
+            whole = wanted == slice(None)  # a number without dimensions has no rows
+            tensor: torch.Tensor = handles[path].get_tensor(name) if whole else handles[path].get_slice(name)[wanted]
             return tensor
 
         return rows
@@ -89,8 +102,8 @@ def read_headers(folder: Path) -> CheckpointFiles | None:
     if (folder / _SINGLE).is_file():
         return read_files([folder / _SINGLE])
     if not (folder / _INDEX).is_file():
-        if files := sorted(folder.glob("*.safetensors")):
-            return _read_without_index(files)
+        if unlisted := sorted(folder.glob("*.safetensors")):
+            return _read_without_index(unlisted)
         if any(folder.glob("*.bin")):
             return None
         raise CheckpointError(f"{folder} holds no weights: neither {_SINGLE} nor {_INDEX}")

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from kt_kernel.checkpoint import LazyStack
 from ktransformers.checkpoints.conversion import convert_into, sources_of
-from ktransformers.checkpoints.headers import TORCH_DTYPES, CheckpointFiles, ReadRows
+from ktransformers.checkpoints.headers import TORCH_DTYPES, CheckpointFiles, ReadRows, Unread
 from ktransformers.checkpoints.memory import give_back
 from ktransformers.checkpoints.parts import Part, split_experts
 from ktransformers.checkpoints.preflight import verify_complete
@@ -93,7 +93,7 @@ class CheckpointSource:
         give_back()  # what the part before the last was made of
         rows = slice(part.first, part.last)
         tensors = {
-            tensor: _Rows(read, tensor, rows if tensor in part.sliced else slice(None)) for tensor in part.tensors
+            tensor: Unread(read, tensor, rows if tensor in part.sliced else slice(None)) for tensor in part.tensors
         }
         try:
             filled, info = self._convert(name, part, tensors, "cpu")
@@ -190,18 +190,6 @@ class _Window:
             self._experts = range(part.first, last)
             self._views = layer_weights(filled, self._spec).named()
         return self._views[name][expert - self._experts.start]
-
-
-class _Rows:
-    """Rows of a tensor on disk, read when transformers indexes it."""
-
-    def __init__(self, read: ReadRows, name: str, rows: slice) -> None:
-        self._read = read
-        self._name = name
-        self._rows = rows
-
-    def __getitem__(self, _: Any) -> torch.Tensor:
-        return self._read(self._name, self._rows)
 
 
 def _adopt(module: nn.Module, filled: nn.Module) -> None:

@@ -51,6 +51,18 @@ class Grid:
         zeros = np.full((channels, groups), half) if symmetric else draw.integers(1, 1 << bits, (channels, groups))
         return cls(codes, scales, zeros, group)
 
+    @classmethod
+    def of(cls, weight: np.ndarray, group: int, symmetric: bool = False) -> Grid:
+        """4-bit codes of a float weight (N, K), K a multiple of `group`."""
+        channels, inputs = weight.shape
+        parts = weight.reshape(channels, inputs // group, group)
+        low, high = parts.min(axis=2), parts.max(axis=2)
+        spread = 2 * np.abs(parts).max(axis=2) if symmetric else high - low
+        scales = np.maximum(spread / 15, 1e-4).astype(np.float16).astype(np.float32)
+        zeros = np.full(low.shape, 8) if symmetric else np.clip(np.rint(-low / scales), 1, 15).astype(np.int64)
+        codes = np.clip(np.rint(parts / scales[..., None]) + zeros[..., None], 0, 15).astype(np.int64)
+        return cls(codes.reshape(channels, inputs), scales, zeros, group)
+
     @property
     def meaning(self) -> np.ndarray:
         index = np.arange(self.codes.shape[1]) // self.group
@@ -91,6 +103,19 @@ def compressed(grid: Grid, bits: int = 4, symmetric: bool = True, index: np.ndar
     if index is not None:
         tensors["weight_g_idx"] = torch.from_numpy(index.astype(np.int32))
     return Stored(tensors, grid.meaning if index is None else grid.meaning_with(index))
+
+
+def fp8_of(weight: np.ndarray, block: tuple[int, int]) -> Stored:
+    """DeepSeek-V3's form of a float weight (N, K)."""
+    channels, inputs = weight.shape
+    rows, columns = -(-channels // block[0]), -(-inputs // block[1])
+    padded = np.zeros((rows * block[0], columns * block[1]), np.float32)
+    padded[:channels, :inputs] = weight
+    scales = np.abs(padded.reshape(rows, block[0], columns, block[1])).max(axis=(1, 3)) / 448
+    spread = np.repeat(np.repeat(scales, block[0], 0), block[1], 1)[:channels, :inputs]
+    codes = torch.from_numpy(weight / spread).to(torch.float8_e4m3fn)
+    tensors = {"weight": codes, "weight_scale_inv": torch.from_numpy(scales)}
+    return Stored(tensors, (codes.float().numpy() * spread).astype(np.float32))
 
 
 def fp8(channels: int, inputs: int, block: tuple[int, int] | None, name: str, seed: int = 0) -> Stored:

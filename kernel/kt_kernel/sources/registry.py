@@ -13,7 +13,7 @@ from kt_kernel.sources.fp4 import Mxfp4
 from kt_kernel.sources.fp8 import Fp8
 from kt_kernel.sources.gptq import Gptq
 
-__all__ = ["scheme_for"]
+__all__ = ["is_read", "scheme_for"]
 
 _SCHEMES: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
     "awq": Awq,
@@ -23,6 +23,11 @@ _SCHEMES: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
     "gptq": Gptq,
     "mxfp4": Mxfp4,
 }
+
+
+def is_read(quantization_config: Mapping[str, Any]) -> bool:
+    """Whether the quant_method is one of those; a variant of it may still not be."""
+    return quantization_config.get("quant_method") in _SCHEMES
 
 
 def scheme_for(quantization_config: Mapping[str, Any]) -> Scheme:

@@ -1,0 +1,63 @@
+"""Tiny quantised checkpoints, each with a float one of the same meaning."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests import models
+from tests.kernel import quantizers
+from tests.kernel.quantizers import Grid, Stored
+
+Encode = Callable[[np.ndarray], Stored]
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True},
+    "compressed-tensors": {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {
+            "group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "group_size": 32}}
+        },
+    },
+}
+ENCODERS: dict[str, Encode] = {
+    "fp8": lambda weight: quantizers.fp8_of(weight, (128, 128)),
+    "gptq": lambda weight: quantizers.gptq(Grid.of(weight, 32)),
+    "awq": lambda weight: quantizers.awq(Grid.of(weight, 32)),
+    "compressed-tensors": lambda weight: quantizers.compressed(Grid.of(weight, 32, symmetric=True)),
+}
+
+
+def make_pair(
+    folder: Path, method: str, build: Callable[..., Any] = models.make_qwen3_moe, **overrides: Any
+) -> tuple[Path, Path]:
+    """(quantised, float): every projection is quantised; embeddings, norms, routers and the head stay bf16."""
+    plain = models.save_with_tokenizer(build(**overrides).to(torch.bfloat16), folder / "float")
+    tensors = load_file(plain / "model.safetensors")
+    stored: dict[str, torch.Tensor] = {}
+    for name, tensor in sorted(tensors.items()):
+        if not name.endswith("_proj.weight"):
+            stored[name] = tensor
+            continue
+        encoded = ENCODERS[method](tensor.float().numpy())
+        stem = name.removesuffix("weight")
+        stored |= {stem + part: value.contiguous() for part, value in encoded.tensors.items()}
+        tensors[name] = torch.from_numpy(encoded.meaning).to(torch.bfloat16)
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    quantised = folder / method
+    shutil.copytree(plain, quantised)
+    save_file(stored, quantised / "model.safetensors", metadata={"format": "pt"})
+    path = quantised / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "quantization_config": CONFIGS[method]}))
+    return quantised, plain

@@ -1,0 +1,89 @@
+"""Quantised checkpoints load as what they mean: what is no experts for transformers, experts for the kernel."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ktransformers import KTransformer
+from ktransformers.errors import CheckpointError
+from tests import models
+from tests.checkpoints.quantised import CONFIGS, make_pair
+
+IDS = torch.arange(20).view(1, 20)
+
+
+def _logits(model: KTransformer) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = model.model(IDS).logits
+    return logits
+
+
+@pytest.fixture(scope="module", params=sorted(CONFIGS))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_pair(tmp_path_factory.mktemp("quantised"), request.param)
+
+
+@pytest.mark.parametrize("backend", ["BF16", "INT8"])
+def test_with_a_float_backend_the_model_is_that_of_its_float_twin(pair: tuple[Path, Path], backend: str) -> None:
+    quantised, plain = (KTransformer.from_pretrained(folder, rules=_rules(backend)) for folder in pair)
+    assert torch.equal(_logits(quantised), _logits(plain))
+    assert not hasattr(quantised.model.config, "quantization_config")
+
+
+def test_without_rules_it_is_the_float_model(pair: tuple[Path, Path]) -> None:
+    quantised, plain = (KTransformer.from_pretrained(folder) for folder in pair)
+    assert torch.equal(_logits(quantised), _logits(plain))
+    quantised.inject_expert_backend(r"layers\.1\.mlp\.experts$", "BF16")
+    quantised.inject_expert_backend(r"layers\.1\.mlp\.experts$", "INT8")  # reads the freed floats again
+    plain.inject_expert_backend(r"layers\.1\.mlp\.experts$", "INT8")
+    assert torch.equal(_logits(quantised), _logits(plain))
+
+
+def test_deepseek_v3_in_fp8(tmp_path: Path) -> None:
+    pair = make_pair(tmp_path, "fp8", models.make_deepseek_v3)
+    quantised, plain = (KTransformer.from_pretrained(folder, rules=_rules("BF16")) for folder in pair)
+    assert torch.equal(_logits(quantised), _logits(plain))
+
+
+def test_a_missing_scale_is_named(tmp_path: Path) -> None:
+    quantised, _ = make_pair(tmp_path, "fp8")
+    _change(quantised, lambda tensors: tensors.pop("model.layers.1.mlp.experts.3.up_proj.weight_scale_inv"))
+    with pytest.raises(CheckpointError, match=r"experts\.3\.up_proj|F8_E4M3"):
+        KTransformer.from_pretrained(quantised, rules=_rules("INT8"))
+
+
+def test_a_scale_of_a_wrong_shape_is_named(tmp_path: Path) -> None:
+    quantised, _ = make_pair(tmp_path, "gptq")
+    name = "model.layers.1.mlp.experts.3.up_proj.scales"
+    _change(quantised, lambda tensors: tensors.update({name: tensors[name][:, :-1].contiguous()}))
+    with pytest.raises(Exception, match=r"layers\.1\.mlp\.experts\.3\.up_proj") as caught:
+        KTransformer.from_pretrained(quantised, rules=_rules("INT8"))
+    assert isinstance(caught.value, (CheckpointError, RuntimeError))
+
+
+def test_a_variant_that_is_not_read_is_refused_before_weights_are_read(tmp_path: Path) -> None:
+    quantised, _ = make_pair(tmp_path, "awq")
+    path = quantised / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"]["version"] = "gemv"
+    path.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="gemv"):
+        KTransformer.from_pretrained(quantised, rules=_rules("INT8"))
+
+
+def _rules(backend: str) -> list[dict[str, Any]]:
+    kwargs = {"backend": backend, "threads": 1}
+    replace = {"class": "ktransformers.operators.experts.KTransformersExperts", "kwargs": kwargs}
+    return [{"match": {"name": r"\.mlp\.experts$"}, "replace": replace}]
+
+
+def _change(folder: Path, change: Any) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
