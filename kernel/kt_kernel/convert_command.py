@@ -1,4 +1,4 @@
-"""The command line of the converter, `convert_cpu_weights.py`."""
+"""The command line of the converter, `convert_cpu_weights.py` and `kt convert`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,27 @@ __all__ = ["main"]
 OK, FAILED, USAGE = 0, 1, 2
 INTERRUPTED = 130
 
+# Other spellings of methods, and options of ktransformers' original script that change nothing here, each with its
+# reason.
+_UPSTREAM_METHODS = {"int8": "AMXINT8", "moe_int8": "AMXINT8", "int4": "AMXINT4", "moe_int4": "AMXINT4"}
+_WITH_VALUE = ("--input-type", "--threadpool-count", "--resume-layer")
+_WITHOUT_EFFECT = {
+    "--input-type": "the checkpoint says what it holds",
+    "--threadpool-count": "the files do not depend on the number of threads or NUMA nodes",
+    "--resume-layer": "a run goes on where an earlier one stopped by itself",
+    "--no-merge-safetensor": "there is one file a layer",
+    "--gpu": "weights are packed by the CPU",
+    "--profile": "a run shows its rate",
+}
 
-def main(arguments: Sequence[str] | None = None) -> int:
+
+def main(arguments: Sequence[str] | None = None, prog: str = "convert_cpu_weights.py") -> int:
     """Exit status: 0 converted, 1 could not be, 2 the command line is wrong. Errors are one sentence on stderr."""
-    parser = _parser()
+    parser = _parser(prog)
     options = parser.parse_args(arguments)
+    for option in _WITHOUT_EFFECT:
+        if getattr(options, _attribute(option)) not in (None, False):
+            sys.stderr.write(f"{prog}: {option} has no effect: {_WITHOUT_EFFECT[option]}\n")
     try:
         with _progress() as progress:
             report = convert(
@@ -43,31 +59,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return OK
 
 
-def _parser() -> argparse.ArgumentParser:
+def _attribute(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="convert_cpu_weights.py",
+        prog=prog,
         description="Packs the experts of a float safetensors checkpoint for the CPU kernel, one file a layer.",
         allow_abbrev=False,
     )
     parser.add_argument(
         "--input",
         "--input-path",
+        "-i",
         type=Path,
         required=True,
         help="a .safetensors file, its index, or the checkpoint's folder",
     )
-    parser.add_argument("--output", type=Path, required=True, help="folder for the packed files, made if not there")
     parser.add_argument(
-        "--method", "--quant-method", required=True, metavar="|".join(METHODS), help="case does not matter"
+        "--output", "-o", type=Path, required=True, help="folder for the packed files, made if not there"
     )
-    parser.add_argument("--threads", type=int, help="default: KT_NUM_THREADS, else the physical cores there are")
+    parser.add_argument(
+        "--method",
+        "--quant-method",
+        required=True,
+        type=_method,
+        metavar="|".join(METHODS),
+        help="case does not matter; int8 is AMXINT8, int4 AMXINT4",
+    )
+    parser.add_argument(
+        "--threads", "--cpuinfer-threads", type=int, help="default: KT_NUM_THREADS, else the physical cores there are"
+    )
     parser.add_argument(
         "--no-rotate",
         dest="rotate",
         action="store_false",
         help="INT8: quantise without rotating first; the wrapper then needs rotate=False",
     )
+    for option in _WITHOUT_EFFECT:
+        takes = {} if option in _WITH_VALUE else {"action": "store_true"}
+        parser.add_argument(option, help=argparse.SUPPRESS, **takes)  # type: ignore[arg-type]
     return parser
+
+
+def _method(written: str) -> str:
+    return _UPSTREAM_METHODS.get(written.lower(), written)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ktransformers.cli.convert import PASSED_ON, convert
 from ktransformers.cli.doctor import doctor
 from ktransformers.cli.failures import Guarded, show_tracebacks
 from ktransformers.cli.rules import rules_app
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 app.command()(run)
 app.add_typer(rules_app, name="rules")
+app.command(**PASSED_ON)(convert)
 app.command()(doctor)
 
 
