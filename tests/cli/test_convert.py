@@ -2,8 +2,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.cli.conftest import Kt
 
 
@@ -27,9 +25,15 @@ def test_the_command_line_of_the_original_script_gives_the_same_files(kt: Kt, mo
     assert all((ours / name).read_bytes() == (theirs / name).read_bytes() for name in written)
 
 
-@pytest.mark.parametrize(("arguments", "says"), [(["--metod", "x"], "--metod"), (["--help"], "--cpuinfer-threads")])
-def test_kt_convert_explains_its_options(kt: Kt, arguments: list[str], says: str) -> None:
-    result = kt("convert", *arguments)
-    assert says in result.output or "required" in result.output
-    assert result.exit_code == (0 if arguments == ["--help"] else 2)
-    assert "kt convert" in result.output
+def test_kt_convert_explains_its_options(kt: Kt) -> None:
+    result = kt("convert", "--help")
+    assert result.exit_code == 0
+    assert "usage: kt convert" in result.output
+    assert "--cpuinfer-threads" in result.output
+
+
+def test_an_option_that_is_not_there_is_named(kt: Kt, moe_folder: str, tmp_path: Path) -> None:
+    result = kt("convert", "-i", moe_folder, "-o", str(tmp_path / "packed"), "--method", "AMXINT8", "--rotated")
+    assert result.exit_code == 2
+    assert "unrecognized arguments: --rotated" in result.output
+    assert not (tmp_path / "packed").exists()
