@@ -16,9 +16,13 @@ LONGEST_SECONDS = 3600  # a time-out of its own ends every run long before
 @pytest.mark.emulated
 @pytest.mark.slow
 @pytest.mark.timeout(LONGEST_SECONDS + 60)
-def test_every_tier_passes_its_tests_on_a_cpu_that_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_tier_passes_its_tests_on_a_cpu_that_has_it(
+    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = request.config.getoption("executed")
+    keep = () if folder is None else ("--executed", str(folder))
     done = subprocess.run(
-        [sys.executable, str(COMMAND)], capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False
+        [sys.executable, str(COMMAND), *keep], capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False
     )
     if done.returncode == NOT_RUN:
         pytest.skip(done.stdout.strip().splitlines()[-1])
