@@ -64,13 +64,16 @@ case "$kind" in
     export ASAN_OPTIONS="allocator_may_return_null=1:detect_stack_use_after_return=1:${ASAN_OPTIONS:-}"
     export UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1:${UBSAN_OPTIONS:-}"
     tests=()
-    # What these compute, others compute too, with cheaper references.
-    [[ "$brief" == no ]] || tests=(--without "gemm: one block" --without "layer: close to float64")
+    # What these run, others run too, on fewer shapes and numbers.
+    [[ "$brief" == no ]] || tests=(--without "gemm: one block" --without "layer: close to float64"
+      --without "gate: every formula" --without "pool: ten thousand")
     ;;
   thread)
     export TSAN_OPTIONS="halt_on_error=1:allocator_may_return_null=1:${TSAN_OPTIONS:-}"
     # The sanitizer does not support threads in the child of a process that had some.
     tests=(test_thread_pool test_context test_moe_bits test_moe_routing "same bytes whatever tier" --without "fork:")
+    # Batches of every size on few threads: what they share is shared in "any number of threads", too.
+    [[ "$brief" == no ]] || tests+=(--without "bits: a token alone")
     ;;
   *) die "no sanitizers named \"$kind\": address,undefined or thread" ;;
 esac

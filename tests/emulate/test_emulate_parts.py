@@ -24,7 +24,6 @@ from tools.emulate.results import missing
 from tools.emulate.scenarios import SCENARIOS
 from tools.executed.records import record_of
 
-
 # ---- the fix of the emulator
 
 
