@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-COMMAND = Path(__file__).resolve().parents[2] / "tools/emulate/run_kernel_tests"
+from tests.emulate.conftest import EmulatedRun
+
 NOT_RUN = 77
 LONGEST_SECONDS = 3600  # a time-out of its own ends every run long before
 
@@ -17,15 +14,11 @@ LONGEST_SECONDS = 3600  # a time-out of its own ends every run long before
 @pytest.mark.slow
 @pytest.mark.timeout(LONGEST_SECONDS + 60)
 def test_every_tier_passes_its_tests_on_a_cpu_that_has_it(
-    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+    emulated_run: EmulatedRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = request.config.getoption("executed")
-    keep = () if folder is None else ("--executed", str(folder))
-    done = subprocess.run(
-        [sys.executable, str(COMMAND), *keep], capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False
-    )
-    if done.returncode == NOT_RUN:
-        pytest.skip(done.stdout.strip().splitlines()[-1])
+    status, output, said = emulated_run.wait(LONGEST_SECONDS)
+    if status == NOT_RUN:
+        pytest.skip(output.strip().splitlines()[-1])
     with capsys.disabled():  # the table belongs into the log of a passing suite, too
-        print(f"\n{done.stdout}")
-    assert done.returncode == 0, done.stderr[-8000:]
+        print(f"\n{output}")
+    assert status == 0, said[-8000:]

@@ -1,7 +1,7 @@
 """How far a layer's output may be from float64 at most, number by number, from its formats' roundings alone.
 
-A sum of few numbers is no statistic: nothing averages out, and a relative error says little of what nearly cancels. What
-then holds is the worst case, in which every rounding goes the wrong way at once:
+A sum of few numbers is no statistic: nothing averages out, and a relative error says little of what nearly cancels.
+What then holds is the worst case, in which every rounding goes the wrong way at once:
 
     INT8   a number is off by half a step, and a step is the row's largest magnitude / 127, after the rotation
     BF16   a number is off by 2^-8 of itself at most: eight significant bits, to nearest
@@ -51,10 +51,8 @@ def _product(x: Float64s, error: Float64s, weights: Floats, format: str, rotate:
     exact = x @ weights.astype(np.float64).T
     size = _rotation(x.shape[1]) if format == "INT8" and rotate else 1
     x, w = _rotated(x, size), _rotated(weights.astype(np.float64), size)
-    if size > 1:  # each rotated number is a sum of all of its block
-        error = np.repeat(_padded(error).reshape(len(error), -1, size).sum(2), size, axis=1)
-    else:
-        error = _padded(error)
+    # Each rotated number is a sum of all of its block.
+    error = np.repeat(_padded(error).reshape(len(error), -1, size).sum(2), size, axis=1)
     if format == "INT8":
         dx = error + (np.abs(x) + error).max(1, keepdims=True) / STEPS / 2
         dw = np.abs(w).max(1, keepdims=True) / STEPS / 2 + np.zeros_like(w)

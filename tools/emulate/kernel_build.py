@@ -13,7 +13,7 @@ from tools.emulate.errors import EmulationFailed, NotAvailable
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 KERNEL = REPOSITORY / "kernel"
-OPTIONS = ("-DKT_BUILD_PYTHON=OFF", "-DKT_BUILD_TESTS=ON", "-DKT_STATIC_TESTS=ON")
+OPTIONS = ("-DKT_BUILD_PYTHON=OFF", "-DKT_BUILD_TESTS=ON")
 
 
 def _tool(name: str) -> str:
