@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 # Before anything imports huggingface_hub, which reads them once: a test must never wait for a hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -14,6 +15,27 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 
 from ktransformers.log import forget_warnings
+from tools.executed.records import load
+from tools.executed.table import table
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--executed",
+        type=Path,
+        help="the folder in which the C++ tests, native, emulated and sanitized, leave their results (tools/executed); "
+        "the table of them ends the output",
+    )
+
+
+# Outermost, so that the table comes after pytest's own summaries and only its closing line follows.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> Generator[None]:
+    yield
+    folder: Path | None = config.getoption("executed")
+    if folder is not None:
+        terminalreporter.section("executed: tier, format, how")
+        terminalreporter.write_line(table(load(folder)))
 
 
 @pytest.fixture(autouse=True)

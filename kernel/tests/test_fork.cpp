@@ -59,6 +59,24 @@ TEST_EACH_FORMAT("fork: a child computes with its parent's layer, and so does th
   }
 }
 
+TEST_EACH_FORMAT("fork: while another thread is in its first and ever larger batches") {
+  const auto layer = make_layer(kShape);
+  const Batch batch = make_batch(kShape, 40, 2);
+  const std::vector<float> expected = Kernel(layer, c.format, *c.table, {2, 64})(batch);
+  for (int i = 0; i < 4; ++i) {
+    Kernel kernel(layer, c.format, *c.table, {2, 64});  // new: nothing has its size yet
+    std::atomic<bool> stop{false};
+    std::thread caller([&] {
+      for (std::size_t tokens = 1; !stop.load(); tokens = tokens % 60 + 1) kernel(make_batch(kShape, tokens, 2));
+    });
+    const int status = status_of_child([&] { return same_bits(kernel(batch), expected); });
+    stop = true;
+    caller.join();
+    CHECK_EQ(status, 0);
+    CHECK_SAME_BITS(kernel(batch), expected, kShape.hidden);
+  }
+}
+
 TEST("fork: a grandchild too, and a child may submit") {
   Kernel kernel(make_layer(kShape), kt::Format::kInt8, kt::check::generic(), {2, 64});
   const Batch batch = make_batch(kShape, 7, 2);

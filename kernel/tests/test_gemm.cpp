@@ -138,7 +138,9 @@ TEST_EACH_TIER("gemm: int8 sums of the largest magnitudes up to the longest K") 
       }
     }
     const Rows rows(c, x, k);
-    const std::vector<float> expected = exact(blocks, x.data(), 20);
+    // Every fourth row is the same one: the reference, which is slow, needs only four.
+    std::vector<float> expected = exact(blocks, x.data(), 4);
+    for (std::size_t i = 0; i < 16 * 32; ++i) expected.push_back(expected[i]);
     CHECK_EQ(*std::max_element(expected.begin(), expected.end()), static_cast<float>(k) * 16129.0f);
     CHECK_SAME_BITS(blocks.down(rows, 0, 20), expected, 32);
     for (std::size_t r = 0; r < 4; ++r) {

@@ -46,19 +46,20 @@ TEST_EACH_FORMAT("tiles: none is left in use by a call, whatever its size") {
   }
 }
 
-TEST_EACH_FORMAT("tiles: none is left in use on any thread, after a job that throws either") {
+TEST_EACH_FORMAT("tiles: none is left in use on any thread, and products stay right, after a job that throws either") {
   if (!has_xgetbv1()) return;
   const Blocks blocks(c.format, 2, 64);
   const kt::check::Rows rows(c, some_rows(), 64);
+  const std::vector<float> expected = blocks.down(rows, 0, 11);
   kt::Context context(3);
-  std::atomic<int> used{0};
+  std::atomic<int> used{0}, wrong{0};
   kt::Context::Session session(context);
   const auto run = [&](bool throws) {
     std::atomic<int> arrived{0};
     const kt::Phase phase{3, 1, [&](std::size_t begin, std::size_t end, std::size_t) {
                             arrived += static_cast<int>(end - begin);
                             while (arrived.load() < 3) std::this_thread::yield();
-                            blocks.down(rows, 0, 11);
+                            wrong += !kt::check::same_bits(blocks.down(rows, 0, 11), expected);
                             used += tiles_in_use();
                             if (throws) throw kt::check::show("thrown");
                           }};
@@ -75,4 +76,5 @@ TEST_EACH_FORMAT("tiles: none is left in use on any thread, after a job that thr
     CHECK(caught);
   }
   CHECK_EQ(used.load(), 0);
+  CHECK_EQ(wrong.load(), 0);
 }

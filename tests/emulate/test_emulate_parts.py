@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import re
 import struct
 from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
+from kt_kernel import _ext
 from tools.emulate import bochs_fix, kernel_tests, run_program
 from tools.emulate.bochs_fix import LOOP, SIGNED_A, SIGNED_B, Function, moved, sign, symbols
 from tools.emulate.emulator import assemble, default_cache
@@ -20,11 +20,9 @@ from tools.emulate.kernel_build import KERNEL
 from tools.emulate.kernel_image import HOOK_ROOM, decompress, with_hook
 from tools.emulate.output import GuestOutput
 from tools.emulate.packages import needed
-from tools.emulate.results import COLUMNS, TIERS, Run, complaint, missing, parse, table
+from tools.emulate.results import missing
 from tools.emulate.scenarios import SCENARIOS
-
-PASSING = "tiers: generic\nok    gemm: rows [amx INT8]\nok    quantise: zeros [amx]\n2 tests, 0 failed\n"
-
+from tools.executed.records import record_of
 
 # ---- the fix of the emulator
 
@@ -163,57 +161,20 @@ def test_output_that_ends_without_a_mark_is_not_lost() -> None:
 # ---- results
 
 
-def test_results_are_sorted_by_tier_and_format() -> None:
-    found = parse("noise\nok    a [b] c [amx INT8]\nFAIL  d [avx2] (3 checks)\nok    features: one\n")
-    assert [(r.name, r.passed, r.tier, r.column) for r in found] == [
-        ("a [b] c [amx INT8]", True, "amx", "INT8"),
-        ("d [avx2]", False, "avx2", "elementwise"),
-        ("features: one", True, "", ""),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("output", "status", "words"),
-    [
-        (PASSING, 0, None),
-        (PASSING.replace("ok    gemm", "FAIL  gemm"), 1, "1 failed: gemm: rows"),
-        (PASSING.rpartition("2 tests")[0], 132, r"signal 4\) after 'quantise: zeros \[amx\]'"),
-        (PASSING.rpartition("2 tests")[0], 0, "not complete"),
-        ("ok    a [amx]\n", 124, "time-out after 'a"),
-        ("", 124, "time-out before the first test"),
-        ("0 tests, 0 failed\n", 0, "no test ran"),
-        ("0 tests, 0 failed\n", 1, "exit status 1"),
-    ],
-)
-def test_a_run_passes_only_when_it_is_complete(output: str, status: int, words: str | None) -> None:
-    found = complaint(output, status, parse(output))
-    assert found is None if words is None else re.search(words, found or "")
-
-
-def test_the_table_has_a_line_for_every_tier_and_says_what_did_not_run() -> None:
-    run = Run("AMX", "sapphire_rapids", ("amx",), tuple(parse(PASSING)), None, 9.0)
-    lines = table([run]).splitlines()
-    assert [line.split("|")[1].strip() for line in lines[2:]] == list(TIERS)
-    assert [cell.strip() for cell in lines[-1].split("|")[2:-1]] == [
-        "sapphire_rapids",
-        "1 passed",
-        "1 passed",
-        "not run",
-    ]
-    assert missing(run.tiers, run.results) == "no test of amx BF16 ran"
-    assert all(line.count("not run") == len(COLUMNS) for line in lines[2:-1])
-
-
-def test_failures_are_loud_in_the_table() -> None:
-    failed = parse(PASSING.replace("ok    gemm", "FAIL  gemm"))
-    assert "1 of 1 FAILED" in table([Run("AMX", "m", ("amx",), tuple(failed), "1 failed", 1.0)])
+def test_a_tier_whose_tests_did_not_all_run_is_told() -> None:
+    output = "tiers: amx (INT8, BF16)\nok    a [amx INT8]\nok    b [amx]\n2 tests, 0 failed\n"
+    record = record_of("emulated", output, 0)
+    assert record.problem is None
+    assert missing(("amx",), record) == "no test of amx BF16 ran"
+    assert missing(("avx2",), record) == "no test of avx2 elementwise ran"
+    assert missing((), record) is None
 
 
 # ---- the commands
 
 
 def test_every_tier_has_a_run_on_a_cpu_of_its_own() -> None:
-    assert {tier for scenario in SCENARIOS for tier in scenario.tiers} == set(TIERS)
+    assert {tier for scenario in SCENARIOS for tier in scenario.tiers} == {tier.name for tier in _ext.tiers()}
     assert [scenario.tiers for scenario in SCENARIOS if scenario.tiles is Tiles.GRANTED] == [("amx",)]
 
 

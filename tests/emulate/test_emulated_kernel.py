@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-COMMAND = Path(__file__).resolve().parents[2] / "tools/emulate/run_kernel_tests"
+from tests.emulate.conftest import EmulatedRun
+
 NOT_RUN = 77
 LONGEST_SECONDS = 3600  # a time-out of its own ends every run long before
 
@@ -16,12 +13,12 @@ LONGEST_SECONDS = 3600  # a time-out of its own ends every run long before
 @pytest.mark.emulated
 @pytest.mark.slow
 @pytest.mark.timeout(LONGEST_SECONDS + 60)
-def test_every_tier_passes_its_tests_on_a_cpu_that_has_it(capsys: pytest.CaptureFixture[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, str(COMMAND)], capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False
-    )
-    if done.returncode == NOT_RUN:
-        pytest.skip(done.stdout.strip().splitlines()[-1])
+def test_every_tier_passes_its_tests_on_a_cpu_that_has_it(
+    emulated_run: EmulatedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, output, said = emulated_run.wait(LONGEST_SECONDS)
+    if status == NOT_RUN:
+        pytest.skip(output.strip().splitlines()[-1])
     with capsys.disabled():  # the table belongs into the log of a passing suite, too
-        print(f"\n{done.stdout}")
-    assert done.returncode == 0, done.stderr[-8000:]
+        print(f"\n{output}")
+    assert status == 0, said[-8000:]

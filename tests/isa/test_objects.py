@@ -50,6 +50,16 @@ def test_instructions_of_the_tiers_are_found_where_they_belong(build: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="tiers beyond generic are x86-64's")
+def test_amx_multiplies_in_tiles_and_does_all_the_rest_in_512_bit_vectors(build: Path) -> None:
+    objects = check_objects.objects_of(build, "kt_tier_amx")
+    if not objects:
+        pytest.skip("this compiler cannot emit AMX")
+    found = {extension for path in objects for extension in check_objects.extensions(path)}
+    assert {"amx_tile", "amx_int8", "amx_bf16", "avx512f"} <= found
+
+
+@pytest.mark.slow
 def test_code_that_runs_at_import_is_plain(cmake: str, tmp_path: Path) -> None:
     if importlib.util.find_spec("pybind11") is None:
         pytest.skip("pybind11 is not installed: the bindings cannot be compiled here")

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kt_kernel import MoEWrapper
+from tests.kernel.error_bounds import worst_case
 from tests.kernel.layers import (
     BOUND,
     FORMATS,
@@ -21,28 +22,35 @@ from tests.kernel.layers import (
     relative_error,
 )
 
-ODD = [1, 2, 3, 7, 31, 33, 64, 72, 176]
+# From here on a relative L2 error is a statistic: numbers of the output times experts of each, and rows of weights so
+# long that their extremes, which are the steps of INT8, are typical ones. Below, single roundings decide: see
+# test_tiny_layers….
+ENOUGH_NUMBERS = 8192
+SHORTEST = 32
+# INT8's step is the largest of a row's numbers / 127, and that grows with the row: 2 % is reached at some 1500 inputs
+# of both products (docs/performance.md).
+LONGEST = 640
 
 
 def _check(layer: Layer, format: str, tier: str, tokens: int, top_k: int, seed: int = 0) -> None:
-    x, ids, weights = make_input(layer, tokens, top_k, seed)
-    got = Kernel(layer, format, tier, top_k=top_k)(x, ids, weights)
-    expected, bound = layer.reference(x, ids, weights), BOUND[format]
-    # The bound is one of averages. A few numbers may all be rounded the wrong way, or nearly cancel.
-    smallest = min(layer.hidden, layer.intermediate)
-    if smallest < 8 or tokens * top_k * smallest < 256:
-        assert relative_error(got, expected, layer.size_without_cancellation(x, ids, weights)) <= 2 * bound
-    else:
-        assert relative_error(got, expected) <= bound * (1.4 if smallest < 64 or tokens * top_k < 16 else 1.0)
+    """The error of as many batches together as make a statistic is within the bound."""
+    kernel = Kernel(layer, format, tier, top_k=top_k)
+    batches = -(-ENOUGH_NUMBERS // (tokens * top_k * min(layer.hidden, layer.intermediate)))
+    got, expected = [], []
+    for batch in range(batches):
+        x, ids, weights = make_input(layer, tokens, top_k, 1000 * seed + batch)
+        got.append(kernel(x, ids, weights))
+        expected.append(layer.reference(x, ids, weights))
+    assert relative_error(np.concatenate(got), np.concatenate(expected)) <= BOUND[format]
 
 
 @pytest.mark.parametrize(("tier", "format"), TIER_FORMATS)
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     experts=st.integers(1, 9),
-    hidden=st.one_of(st.sampled_from(ODD), st.integers(1, 300)),
-    intermediate=st.one_of(st.sampled_from(ODD), st.integers(1, 300)),
-    tokens=st.integers(1, 40),
+    hidden=st.one_of(st.sampled_from([32, 33, 64, 72, 176]), st.integers(SHORTEST, LONGEST)),
+    intermediate=st.one_of(st.sampled_from([32, 33, 64, 72, 176]), st.integers(SHORTEST, LONGEST)),
+    tokens=st.one_of(st.just(1), st.integers(1, 40)),
     data=st.data(),
 )
 def test_any_shape_and_routing_is_within_the_bound(
@@ -51,6 +59,47 @@ def test_any_shape_and_routing_is_within_the_bound(
     top_k = data.draw(st.integers(1, experts), label="k")
     seed = data.draw(st.integers(0, 99), label="seed")
     _check(make_layer(experts, hidden, intermediate, seed), format, tier, tokens, top_k, seed)
+
+
+@pytest.mark.parametrize(("tier", "format"), TIER_FORMATS)
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    experts=st.integers(1, 5),
+    sizes=st.tuples(st.integers(1, SHORTEST - 1), st.integers(1, 130)),
+    hidden_is_tiny=st.booleans(),
+    tokens=st.integers(1, 6),
+    rotate=st.booleans(),
+    data=st.data(),
+)
+def test_tiny_layers_are_within_what_the_roundings_allow(
+    tier: str,
+    format: str,
+    experts: int,
+    sizes: tuple[int, int],
+    hidden_is_tiny: bool,
+    tokens: int,
+    rotate: bool,
+    data: st.DataObject,
+) -> None:
+    hidden, intermediate = sizes if hidden_is_tiny else sizes[::-1]
+    top_k = data.draw(st.integers(1, experts), label="k")
+    seed = data.draw(st.integers(0, 99), label="seed")
+    layer = make_layer(experts, hidden, intermediate, seed)
+    x, ids, weights = make_input(layer, tokens, top_k, seed)
+    got = Kernel(layer, format, tier, top_k=top_k, rotate=rotate)(x, ids, weights)
+    off = np.abs(np.asarray(got, np.float64) - layer.reference(x, ids, weights))
+    assert (off <= worst_case(layer, x, ids, weights, format, rotate=rotate)).all()
+
+
+@pytest.mark.parametrize(("format", "least"), [("INT8", 0.02), ("BF16", 0.01)])
+def test_what_the_roundings_allow_leaves_no_room_for_a_wrong_weight(format: str, least: float) -> None:
+    layer = make_layer(1, 8, 8)
+    x, ids, weights = make_input(layer, 6, 1)
+    room = worst_case(layer, x, ids, weights, format, rotate=False)
+    size = layer.size_without_cancellation(x, ids, weights)
+    assert np.linalg.norm(room) <= least * size
+    wrong = replace(layer, down=np.roll(layer.down, 1, axis=2)).reference(x, ids, weights)
+    assert (np.abs(wrong - layer.reference(x, ids, weights)) > room).mean() > 0.8
 
 
 @pytest.mark.parametrize(("tier", "format"), TIER_FORMATS)

@@ -157,3 +157,52 @@ sys.exit(os.waitstatus_to_exitcode(status))
 def test_a_forked_child_computes_the_same_and_the_parent_goes_on() -> None:
     done = subprocess.run([sys.executable, "-c", _FORK], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+_OLDER_THREAD = """
+import os, queue, threading
+import numpy as np
+
+jobs, answers = queue.Queue(), queue.Queue()
+def serve():
+    for job in iter(jobs.get, None):
+        answers.put(job())
+older = threading.Thread(target=serve, daemon=True)
+older.start()  # before the kernel is loaded and asks for the tiles
+
+import kt_kernel
+moe = kt_kernel.AMXMoEWrapper(
+    dict(expert_num=2, hidden_size=96, intermediate_size=64, max_len=64, num_experts_per_tok=2), threads=2
+)
+random = np.random.default_rng(0)
+shapes = {"gate_proj": (2, 64, 96), "up_proj": (2, 64, 96), "down_proj": (2, 96, 64)}
+moe.load_weights({name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()})
+x = random.standard_normal((40, 96)).astype(np.float32)
+ids, weights = np.tile([0, 1], (40, 1)), np.ones((40, 2), np.float32)
+def forward():
+    return moe.forward(x, ids, weights).tobytes()
+
+expected = forward()
+def in_thread(started_now):
+    if started_now:
+        thread = threading.Thread(target=lambda: answers.put(forward()))
+        thread.start()
+        thread.join()
+    else:
+        jobs.put(forward)
+    return answers.get(timeout=30) == expected
+
+assert in_thread(False) and in_thread(True)
+child = os.fork()
+if child == 0:
+    os._exit(0 if forward() == expected and in_thread(True) else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert in_thread(False) and in_thread(True) and forward() == expected
+print("same bits")
+"""
+
+
+def test_threads_older_and_younger_than_the_tile_permission_and_a_fork_between_give_the_same_bits() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", _OLDER_THREAD]  # Python warns of forks in a process with threads
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "same bits\n", done.stderr

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -29,11 +30,15 @@ from tools.emulate.extension import job as extension_job
 from tools.emulate.job import Job, Tiles
 from tools.emulate.kernel_build import build_kernel_tests, build_program, build_selftest
 from tools.emulate.machine import run, stop_all
-from tools.emulate.results import Run, complaint, missing, parse, summary, table
+from tools.emulate.results import Run, missing, summary
 from tools.emulate.scenarios import SCENARIOS, Scenario
+from tools.executed.records import Record, keep, record_of
+from tools.executed.table import table
 
 PASSED, FAILED, NOT_RUN = 0, 1, 77
 ON_REQUEST, EXTENSION = "on-request", "extension"
+# Columns of the table of how what was executed.
+EMULATED, EMULATED_EXTENSION = "emulated", "emulated, from Python"
 SELFTEST_SECONDS = 300
 
 
@@ -50,6 +55,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=900, help="longest time for one run (%(default).0f)")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs at once (%(default)d)")
     parser.add_argument("--everything", action="store_true", help="the long tests too: some ten minutes a tier")
+    parser.add_argument("--executed", type=Path, help="a folder to keep the results in, for tools.executed")
     parser.add_argument("--verbose", action="store_true", help="show the tests as they pass")
     parsed = parser.parse_args(words)
     for name in parsed.runs:
@@ -80,33 +86,41 @@ def run_scenario(emulator: Emulator, program: Path, scenario: Scenario, options:
         tiles=scenario.tiles,
         seconds=options.seconds,
     )
-    return run_job(emulator, job, scenario.title, scenario.tiers, options)
+    return run_job(emulator, job, scenario.title, options, tiers=scenario.tiers)
 
 
 def run_on_request(emulator: Emulator, folder: Path, options: argparse.Namespace) -> Run:
-    """Tiles that are refused until the process has asked for them."""
+    """Tiers that are refused until the process has asked for them."""
     job = Job(build_program("permission", folder), tiles=Tiles.ON_REQUEST, seconds=options.seconds)
-    return run_job(emulator, job, "AMX only after permission is asked", (), options)
+    return run_job(emulator, job, "AMX only after permission is asked", options)
 
 
 def run_extension(emulator: Emulator, scenario: Scenario, needs: Bundle, options: argparse.Namespace) -> Run:
     """The Python extension as installed, on the CPU of a scenario."""
     job = extension_job(scenario, needs, options.seconds)
-    return run_job(emulator, job, f"Python extension, {scenario.title}", (), options)
+    return run_job(emulator, job, f"Python extension, {scenario.title}", options, how=EMULATED_EXTENSION)
 
 
-def run_job(emulator: Emulator, job: Job, title: str, tiers: tuple[str, ...], options: argparse.Namespace) -> Run:
+def run_job(
+    emulator: Emulator,
+    job: Job,
+    title: str,
+    options: argparse.Namespace,
+    *,
+    how: str = EMULATED,
+    tiers: tuple[str, ...] = (),
+) -> Run:
     """One boot; its output is shown when it is no pass."""
     try:
         outcome = run(emulator, job, _show if options.verbose else _ignore)
     except EmulationFailed as error:
         say(f"{title}: {error}")
-        return Run(title, job.model, tiers, (), str(error).splitlines()[0], 0.0)
-    results = tuple(parse(outcome.output))
-    problem = complaint(outcome.output, outcome.status, results) or missing(tiers, results)
-    if problem:
+        return Run(title, Record(how, job.model, problem=str(error).splitlines()[0]), 0.0)
+    record = record_of(how, outcome.output, outcome.status, job.model)
+    record = replace(record, problem=record.problem or missing(tiers, record))
+    if record.problem:
         say(f"output of {title}:\n{outcome.output[-4000:]}")
-    return Run(title, job.model, tiers, results, problem, outcome.seconds)
+    return Run(title, record, outcome.seconds)
 
 
 def _show(data: bytes) -> None:
@@ -169,12 +183,16 @@ def main(words: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="kt-emulate-build-") as scratch:
             runs, left_out = run_all(options, options.build or Path(scratch))
     except NotAvailable as error:
+        if options.executed:
+            keep(options.executed, Record(EMULATED, not_run=str(error)))
         print(f"emulated tests did not run: {error}")
         return NOT_RUN
     except EmulationFailed as error:
         print(f"emulated tests failed: {error}")
         return FAILED
-    print(table(runs))
+    for one in runs if options.executed else ():
+        keep(options.executed, one.record, one.title)
+    print(table([one.record for one in runs]))
     print()
     for line in [*map(summary, runs), *left_out]:
         print(line)

@@ -1,6 +1,8 @@
-# Every check and test. All run, even when an early one fails; pytest runs last.
+# Every check and test. All run, even when an early one fails; pytest runs last, and ends with the table of what was
+# executed how, for which the others leave their results in EXECUTED.
 
 FAILED_CHECKS=()
+EXECUTED=""
 
 # check <title> <command…>: shows its output, notes its failure.
 check() {
@@ -22,8 +24,30 @@ cpp_tests() (
     -DCMAKE_MAKE_PROGRAM="$bin/ninja" -DCMAKE_BUILD_TYPE=Release \
     -DKT_BUILD_TESTS=ON -DKT_BUILD_PYTHON=OFF "${CMAKE_SWITCHES[@]}"
   step "Building the C++ tests" "$bin/cmake" --build "$build"
-  "$bin/ctest" --test-dir "$build" --output-on-failure
+  local status=0
+  "$bin/ctest" --test-dir "$build" --output-on-failure || status=$?
+  executed record "$EXECUTED" native "$status" <"$build/Testing/Temporary/LastTest.log"
+  return "$status"
 )
+
+executed() { "$VENV/bin/python" -m tools.executed "$@"; }
+
+# sanitizer <address,undefined|thread>: an absent one is told, and no failure. The whole output is kept in a file.
+sanitizer() {
+  local log="$KT_ROOT/build/sanitize-$1.log" status=0
+  CXX="${CXX_COMMAND[*]}" PATH="$VENV/bin:$PATH" "$KT_ROOT/tools/sanitize.sh" --brief "$1" >"$log" 2>&1 || status=$?
+  if ((status == 77)); then
+    local reason
+    reason="$(tail -n 1 "$log")"
+    printf '%s\n' "$reason"
+    executed not-run "$EXECUTED" "sanitizer $1" "${reason#not run: }"
+    return
+  fi
+  executed record "$EXECUTED" "sanitizer $1" "$status" <"$log"
+  ((status == 0)) || grep -v '^ok ' "$log" | tail -n 200
+  tail -n 1 "$log"
+  return "$status"
+}
 
 clang_format_check() {
   find "$KT_ROOT/kernel" \( -name '*.cpp' -o -name '*.hpp' \) -print0 | xargs -0 "$VENV/bin/clang-format" --dry-run --Werror
@@ -32,11 +56,15 @@ clang_format_check() {
 run_suite() {
   local bin="$VENV/bin"
   cd "$KT_ROOT"
+  EXECUTED="$KT_ROOT/build/executed"
+  rm -rf "$EXECUTED"
   check "C++ tests" cpp_tests
   check "ruff" "$bin/ruff" check .
   check "mypy" "$bin/mypy"
   check "clang-format" clang_format_check
-  check "pytest" "$bin/python" -m pytest
+  check "address and undefined-behaviour sanitizers" sanitizer address,undefined
+  check "thread sanitizer" sanitizer thread
+  check "pytest" "$bin/python" -m pytest --executed "$EXECUTED"
   ((${#FAILED_CHECKS[@]} == 0)) && return
   printf 'These checks did not pass:%s\n' "$(printf ' %s;' "${FAILED_CHECKS[@]}")" >&2
   exit 1

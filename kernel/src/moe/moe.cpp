@@ -70,8 +70,12 @@ struct MoE::Chunk {
   float* work = nullptr;  // per thread
   std::size_t work_floats;
   const float** slot_rows = nullptr;  // per thread: k pointers
+  Routing::Memory sorted = {};
+  Routing routing = {};
 
-  void carve(Carver& carver, std::size_t rows, std::size_t threads) {
+  void carve(Carver& carver, std::size_t rows, std::size_t experts, std::size_t threads) {
+    sorted = {carver.take<Routing::Group>(experts), carver.take<std::int64_t>((end - begin) * k),
+              carver.take<float>((end - begin) * k), carver.take<std::size_t>(experts)};
     // Input rows are dead when outputs are written: one place serves both.
     rows_in = carver.take<std::byte>(rows * std::max(in_bytes, out * sizeof(float)));
     rows_out = reinterpret_cast<float*>(rows_in);
@@ -103,7 +107,7 @@ MoE::MoE(std::shared_ptr<Context> context, std::shared_ptr<const PackedExperts> 
   if (top_k == 0 || max_tokens == 0) throw Error("top_k and max_tokens must be at least 1");
 }
 
-void MoE::forward(const ForwardArgs& args) {
+void MoE::forward(const ForwardArgs& args) const {
   if (args.tokens == 0) return;
   Context::Session session(*context_);
   const std::size_t step =
@@ -113,11 +117,11 @@ void MoE::forward(const ForwardArgs& args) {
   }
 }
 
-std::shared_ptr<Pending> MoE::submit(const ForwardArgs& args) {
+std::shared_ptr<Pending> MoE::submit(const ForwardArgs& args) const {
   return context_->submit([this, args] { forward(args); });
 }
 
-MoE::Chunk MoE::carve(Context::Session& session, const ForwardArgs& args, std::size_t begin, std::size_t end) {
+MoE::Chunk MoE::carve(Context::Session& session, const ForwardArgs& args, std::size_t begin, std::size_t end) const {
   const LayerLayout& l = packed_->layout();
   Chunk chunk{.args = args,
               .begin = begin,
@@ -129,18 +133,21 @@ MoE::Chunk MoE::carve(Context::Session& session, const ForwardArgs& args, std::s
               .out = l.down.blocks * kBlockChannels,
               .work_floats = std::max(l.gate_up.k_padded, l.down.k_padded)};
   Carver measure(nullptr);
-  chunk.carve(measure, routing_.rows, context_->threads());
+  const std::size_t rows = Routing::count_rows(args.router, begin, end, args.k, l.experts);
+  chunk.carve(measure, rows, l.experts, context_->threads());
   Carver carver(session.scratch(measure.used()));
-  chunk.carve(carver, routing_.rows, context_->threads());
+  chunk.carve(carver, rows, l.experts, context_->threads());
+  chunk.routing = Routing::sort(args.router, begin, end, args.k, l.experts, chunk.sorted);
+  // Read twice: a caller that writes to them meanwhile must not make us write past the rows' memory.
+  if (chunk.routing.rows != rows) throw Error("the expert ids were changed while the layer was computing");
   return chunk;
 }
 
-void MoE::forward_chunk(Context::Session& session, const ForwardArgs& args, std::size_t begin, std::size_t end) {
+void MoE::forward_chunk(Context::Session& session, const ForwardArgs& args, std::size_t begin, std::size_t end) const {
   const LayerLayout& l = packed_->layout();
-  routing_.sort(args.router, begin, end, args.k, l.experts);
   const Chunk chunk = carve(session, args, begin, end);
   const std::size_t tokens = end - begin;
-  const std::size_t active = routing_.groups.size();
+  const std::size_t active = chunk.routing.groups.size();
 
   std::vector<Phase> phases;
   phases.reserve(5);
@@ -152,8 +159,8 @@ void MoE::forward_chunk(Context::Session& session, const ForwardArgs& args, std:
   if (active != 0) {
     phases.push_back(
         {active * l.gate_up.blocks, 1, [&](std::size_t b, std::size_t e, std::size_t) { gate_up(chunk, b, e); }});
-    phases.push_back(
-        {routing_.rows, 1, [&](std::size_t b, std::size_t e, std::size_t t) { encode_activated(chunk, b, e, t); }});
+    phases.push_back({chunk.routing.rows, 1,
+                      [&](std::size_t b, std::size_t e, std::size_t t) { encode_activated(chunk, b, e, t); }});
     phases.push_back(
         {active * l.down.blocks, 1, [&](std::size_t b, std::size_t e, std::size_t) { down(chunk, b, e); }});
   }
@@ -169,7 +176,7 @@ void MoE::forward_chunk(Context::Session& session, const ForwardArgs& args, std:
 void MoE::encode(const Chunk& c, std::size_t begin, std::size_t end, std::size_t thread) const {
   const LayerLayout& l = packed_->layout();
   for (std::size_t t = begin; t < end; ++t) {
-    const std::int64_t* rows = routing_.row_of_slot.data() + t * c.k;
+    const std::int64_t* rows = c.routing.row_of_slot.data() + t * c.k;
     const void* x = at(c.args.x, (c.begin + t) * l.hidden * float_size(c.args.x_type));
     std::int64_t first = Routing::kNowhere;
     for (std::size_t s = 0; s < c.k; ++s) {
@@ -191,7 +198,7 @@ void MoE::encode(const Chunk& c, std::size_t begin, std::size_t end, std::size_t
 void MoE::gate_up(const Chunk& c, std::size_t begin, std::size_t end) const {
   const LayerLayout& l = packed_->layout();
   while (begin < end) {
-    const Routing::Group& group = routing_.groups[begin / l.gate_up.blocks];
+    const Routing::Group& group = c.routing.groups[begin / l.gate_up.blocks];
     const std::size_t block = begin % l.gate_up.blocks;
     const std::size_t count = std::min(end - begin, l.gate_up.blocks - block);
     gate_up_.gate_up({.traits = &l.gate_up.traits,
@@ -222,7 +229,7 @@ void MoE::encode_activated(const Chunk& c, std::size_t begin, std::size_t end, s
 void MoE::down(const Chunk& c, std::size_t begin, std::size_t end) const {
   const LayerLayout& l = packed_->layout();
   while (begin < end) {
-    const Routing::Group& group = routing_.groups[begin / l.down.blocks];
+    const Routing::Group& group = c.routing.groups[begin / l.down.blocks];
     const std::size_t block = begin % l.down.blocks;
     const std::size_t count = std::min(end - begin, l.down.blocks - block);
     down_.down({.traits = &l.down.traits,
@@ -245,13 +252,13 @@ void MoE::combine(const Chunk& c, std::size_t begin, std::size_t end, std::size_
   const LayerLayout& l = packed_->layout();
   const float** rows = c.slot_rows + thread * c.k;
   for (std::size_t t = begin; t < end; ++t) {
-    const std::int64_t* row_of_slot = routing_.row_of_slot.data() + t * c.k;
+    const std::int64_t* row_of_slot = c.routing.row_of_slot.data() + t * c.k;
     for (std::size_t s = 0; s < c.k; ++s) {
       rows[s] =
           row_of_slot[s] == Routing::kNowhere ? nullptr : c.rows_out + static_cast<std::size_t>(row_of_slot[s]) * c.out;
     }
     table_.combine({.rows = rows,
-                    .weights = routing_.weights.data() + t * c.k,
+                    .weights = c.routing.weights.data() + t * c.k,
                     .slots = c.k,
                     .n = l.hidden,
                     .y = at(c.args.y, (c.begin + t) * l.hidden * float_size(c.args.y_type)),
@@ -259,7 +266,7 @@ void MoE::combine(const Chunk& c, std::size_t begin, std::size_t end, std::size_
   }
 }
 
-void MoE::warm_up() {
+void MoE::warm_up() const {
   const LayerLayout& l = packed_->layout();
   {
     Context::Session session(*context_);
@@ -286,12 +293,12 @@ void MoE::warm_up() {
            DType::kF32});
 }
 
-std::size_t MoE::scratch_bytes() {
+std::size_t MoE::scratch_bytes() const {
   Context::Session session(*context_);
   return session.scratch_bytes();
 }
 
-void MoE::fill_scratch(int byte) {
+void MoE::fill_scratch(int byte) const {
   Context::Session session(*context_);
   const std::size_t bytes = session.scratch_bytes();
   std::memset(session.scratch(bytes), byte, bytes);

@@ -20,26 +20,27 @@ struct ForwardArgs {
   DType y_type;
 };
 
+// Holds nothing that a forward changes: what one needs is the session's, which a forked child makes anew.
 class MoE {
  public:
   // max_tokens sizes the scratch: longer inputs are processed in chunks, with equal bits.
   MoE(std::shared_ptr<Context> context, std::shared_ptr<const PackedExperts> packed, const TierTable& table,
       const Gate& gate, std::size_t top_k, std::size_t max_tokens);
 
-  void forward(const ForwardArgs& args);
-  std::shared_ptr<Pending> submit(const ForwardArgs& args);
+  void forward(const ForwardArgs& args) const;
+  std::shared_ptr<Pending> submit(const ForwardArgs& args) const;
 
   // Touches every packed page, then runs one token through every phase.
-  void warm_up();
+  void warm_up() const;
 
-  std::size_t scratch_bytes();
-  void fill_scratch(int byte);
+  std::size_t scratch_bytes() const;
+  void fill_scratch(int byte) const;
 
  private:
   struct Chunk;
 
-  void forward_chunk(Context::Session& session, const ForwardArgs& args, std::size_t begin, std::size_t end);
-  Chunk carve(Context::Session& session, const ForwardArgs& args, std::size_t begin, std::size_t end);
+  void forward_chunk(Context::Session& session, const ForwardArgs& args, std::size_t begin, std::size_t end) const;
+  Chunk carve(Context::Session& session, const ForwardArgs& args, std::size_t begin, std::size_t end) const;
   void encode(const Chunk& chunk, std::size_t begin, std::size_t end, std::size_t thread) const;
   void gate_up(const Chunk& chunk, std::size_t begin, std::size_t end) const;
   void encode_activated(const Chunk& chunk, std::size_t begin, std::size_t end, std::size_t thread) const;
@@ -54,7 +55,6 @@ class MoE {
   Gate gate_;
   std::size_t top_k_;
   std::size_t max_tokens_;
-  Routing routing_;  // guarded by the session
 };
 
 }  // namespace kt

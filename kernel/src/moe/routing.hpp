@@ -3,7 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <span>
 
 #include "tiers/table.hpp"
 
@@ -19,6 +19,7 @@ struct RouterOutput {
   DType weight_type;
 };
 
+// Rows and experts of a chunk, in memory that belongs to the caller: a forward owns nothing that outlives it.
 struct Routing {
   static constexpr std::int64_t kNowhere = -1;
 
@@ -28,16 +29,26 @@ struct Routing {
     std::size_t count;
   };
 
-  std::vector<Group> groups;              // experts with at least one row, fewest rows first
-  std::vector<std::int64_t> row_of_slot;  // tokens x k: the sorted row, or kNowhere for an id outside 0…E-1
-  std::vector<float> weights;             // tokens x k
+  // Arrays to sort into; their contents are unspecified before.
+  struct Memory {
+    Group* groups = nullptr;              // experts
+    std::int64_t* row_of_slot = nullptr;  // tokens x k
+    float* weights = nullptr;             // tokens x k
+    std::size_t* next_row = nullptr;      // experts
+  };
+
+  std::span<const Group> groups;              // experts with at least one row, fewest rows first
+  std::span<const std::int64_t> row_of_slot;  // tokens x k: the sorted row, or kNowhere for an id outside 0…E-1
+  std::span<const float> weights;             // tokens x k
   std::size_t rows = 0;
 
-  // Sorts the slots of tokens [begin, end).
-  void sort(const RouterOutput& router, std::size_t begin, std::size_t end, std::size_t k, std::size_t experts);
+  // How many rows the slots of tokens [begin, end) make: those whose id is an expert's.
+  static std::size_t count_rows(const RouterOutput& router, std::size_t begin, std::size_t end, std::size_t k,
+                                std::size_t experts);
 
- private:
-  std::vector<std::size_t> count_;  // per expert, then its next free row
+  // Sorts the slots of tokens [begin, end). Allocates nothing.
+  static Routing sort(const RouterOutput& router, std::size_t begin, std::size_t end, std::size_t k,
+                      std::size_t experts, const Memory& memory);
 };
 
 }  // namespace kt

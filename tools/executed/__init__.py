@@ -1,0 +1,1 @@
+"""Which tier and format was executed how: natively, emulated, under sanitizers."""
