@@ -99,6 +99,23 @@ class PackedExperts:
         gated: bool = True,
         biased: bool = False,
     ) -> None: ...
+    @staticmethod
+    def map(
+        path: str,
+        offset: int,
+        experts: int,
+        hidden: int,
+        intermediate: int,
+        gate_up: MatrixTraits,
+        down: MatrixTraits,
+        rotate: bool,
+        gated: bool = True,
+        biased: bool = False,
+    ) -> PackedExperts:
+        """Works on the bytes of a file from `offset` on, without a copy; KernelError when it cannot be mapped or ends
+        too early. They have to come from an equal layer and LAYOUT_VERSION. Nothing can be packed or loaded into it.
+        """
+    mapped: bool
     experts: int
     hidden: int
     intermediate: int

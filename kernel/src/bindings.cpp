@@ -193,6 +193,19 @@ void bind_packed_experts(py::module_& m) {
            }),
            "experts"_a, "hidden"_a, "intermediate"_a, "gate_up"_a, "down"_a, "rotate"_a, "gated"_a = true,
            "biased"_a = false)
+      .def_static(
+          "map",
+          [](const std::string& path, std::size_t offset, std::size_t experts, std::size_t hidden,
+             std::size_t intermediate, const MatrixTraits& gate_up, const MatrixTraits& down, bool rotate, bool gated,
+             bool biased) {
+            return std::make_shared<PackedExperts>(
+                LayerLayout(gate_up, down, {.rotated = rotate, .gated = gated, .biased = biased}, experts, hidden,
+                            intermediate),
+                path, offset);
+          },
+          "path"_a, "offset"_a, "experts"_a, "hidden"_a, "intermediate"_a, "gate_up"_a, "down"_a, "rotate"_a,
+          "gated"_a = true, "biased"_a = false)
+      .def_property_readonly("mapped", &PackedExperts::mapped)
       .def_property_readonly("experts", [](const PackedExperts& p) { return p.layout().experts; })
       .def_property_readonly("hidden", [](const PackedExperts& p) { return p.layout().hidden; })
       .def_property_readonly("intermediate", [](const PackedExperts& p) { return p.layout().intermediate; })
@@ -247,7 +260,7 @@ void bind_packed_experts(py::module_& m) {
                  py::slice(0, static_cast<py::ssize_t>(packed.layout().bytes()), 1));
            })
       .def_buffer([](PackedExperts& packed) {
-        return py::buffer_info(reinterpret_cast<std::uint8_t*>(packed.data()),
+        return py::buffer_info(reinterpret_cast<const std::uint8_t*>(packed.data()),
                                static_cast<py::ssize_t>(packed.layout().bytes()), true);
       });
 }

@@ -4,10 +4,12 @@ tensors.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
@@ -20,19 +22,51 @@ from transformers.modeling_utils import LoadStateDictConfig
 
 from ktransformers.checkpoints.progress import progress_bar
 
-__all__ = ["convert_into", "names_for", "sources_of"]
+__all__ = ["branch", "conversion_mapping", "convert_into", "names_for", "sources_of"]
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
-def convert_into(model: PreTrainedModel, tensors: Mapping[str, Any], device: str) -> Any:
+def conversion_mapping(model: PreTrainedModel) -> list[Any]:
+    """How the model's parameters are made of what is on disk."""
+    mapping: list[Any] = get_model_conversion_mapping(model)
+    return mapping
+
+
+def convert_into(model: PreTrainedModel, tensors: Mapping[str, Any], device: str, mapping: Any = None) -> Any:
     """Sets the parameters that `tensors` (named as on disk) convert to; gives transformers' loading info.
 
-    With device "meta" nothing is read and nothing allocated.
+    With device "meta" nothing is read and nothing allocated. `mapping`: where `model` is only a part of the model whose
+    conversion it is.
     """
-    mapping: Any = get_model_conversion_mapping(model)
+    mapping = conversion_mapping(model) if mapping is None else mapping
     config = LoadStateDictConfig(device_map={"": torch.device(device)}, weight_mapping=mapping)
     with progress_bar(shown=False):
         info, _ = convert_and_load_state_dict_in_model(model, dict(tensors), config)
     return info
+
+
+def branch(model: PreTrainedModel, name: str, leaf: nn.Module) -> PreTrainedModel:
+    """A copy of a model with `leaf` in the place of its module `name`, and of all others only those around it, without
+    their parameters: what `convert_into` needs to make one module, in no time even for thousands of modules.
+    """
+    root = _bare(model)
+    here: nn.Module = root
+    original: nn.Module = model
+    *path, last = name.split(".")
+    for part in path:
+        original = original.get_submodule(part)
+        inner = _bare(original)
+        here._modules[part] = inner
+        here = inner
+    here._modules[last] = leaf
+    return root
+
+
+def _bare(module: Module) -> Module:
+    copied = copy.copy(module)
+    copied.__dict__.update(_modules={}, _parameters={}, _buffers={})
+    return copied
 
 
 def names_for(model: PreTrainedModel, names: Iterable[str], *prefixes: str) -> list[str]:

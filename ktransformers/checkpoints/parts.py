@@ -14,9 +14,10 @@ from ktransformers.checkpoints.headers import TensorHeader
 
 __all__ = ["Part", "Split", "split_experts"]
 
-PART_BYTES = 64 << 20
+PART_BYTES = 16 << 20
 """Floats of a part. Reading one takes up to three times as much for a moment (tensors as on disk, stacked,
-concatenated) while another is packed: together well below two layers of any model that this matters for."""
+concatenated) while another is packed. Small, so that memory is used again instead of asked for; large enough that what
+transformers does around a conversion, about a millisecond, is nothing beside the reading."""
 
 _NUMBER = re.compile(r"(\d+)(?=\.)")
 

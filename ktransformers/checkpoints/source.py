@@ -18,11 +18,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from kt_kernel.checkpoint import LazyStack
-from ktransformers.checkpoints.conversion import convert_into, sources_of
+from ktransformers.checkpoints.conversion import branch, conversion_mapping, convert_into, sources_of
 from ktransformers.checkpoints.headers import TORCH_DTYPES, CheckpointFiles, ReadRows, Unread
 from ktransformers.checkpoints.memory import give_back
 from ktransformers.checkpoints.parts import Part, split_experts
 from ktransformers.checkpoints.preflight import verify_complete
+from ktransformers.checkpoints.progress import progress_bar
 from ktransformers.checkpoints.readahead import read_ahead
 from ktransformers.errors import CheckpointError
 from ktransformers.experts import ExpertsSpec, layer_weights, weight_shapes
@@ -30,6 +31,8 @@ from ktransformers.experts import ExpertsSpec, layer_weights, weight_shapes
 __all__ = ["CheckpointModule", "CheckpointSource", "open_source"]
 
 Read = tuple[Part, nn.Module]
+
+_GIVE_BACK_EVERY = 64 << 20  # bytes read. What is freed in between is used again, which is faster than new pages.
 
 
 class CheckpointSource:
@@ -42,16 +45,17 @@ class CheckpointSource:
         self._files = files
         self._twin = twin
         self._names = sources_of(twin, files.tensors, names)
+        self._mapping = conversion_mapping(twin)
+        self._read_since = 0
 
     def holds(self, name: str) -> bool:
         """Whether the tensors of a module on disk make all of its parameters and nothing else: then it can be read
         alone.
         """
         skeleton = self._twin.get_submodule(name)
-        whole = Part(tuple(self._names.get(name, ())))
-        tensors = {tensor: self._unread(tensor) for tensor in whole.tensors}
+        tensors = {tensor: self._unread(tensor) for tensor in self._names.get(name, ())}
         every = set(self._twin.state_dict())
-        _, info = self._convert(name, whole, tensors, "meta")
+        info = convert_into(self._twin, tensors, "meta", self._mapping)  # the whole model: what else comes of them?
         made = every - info.missing_keys
         wanted = {f"{name}.{key}" for key in skeleton.state_dict()}
         # Buffers that are computed, not saved, are transformers' to make.
@@ -64,14 +68,13 @@ class CheckpointSource:
         read. At the end the files are closed.
         """
         parts = {name: self._parts(name) for name in names}
-        # Looked up now: the reading thread exchanges modules of the twin.
-        skeletons = [self._twin.get_submodule(name) for name in names]
         with ExitStack() as stack:
             read = self._files.opened(stack)
             jobs = (partial(self._read, read, name, part) for name in names for part in parts[name])
             reads = stack.enter_context(closing(read_ahead(jobs)))
             stack.callback(give_back)
-            yield (CheckpointModule(skeleton, reads) for skeleton in skeletons)
+            stack.enter_context(progress_bar(shown=False))
+            yield (CheckpointModule(self._twin.get_submodule(name), reads) for name in names)
 
     def _parts(self, name: str) -> list[Part]:
         """A few experts each where the module's tensors allow it, else the module as a whole."""
@@ -90,7 +93,6 @@ class CheckpointSource:
         return parts if complete and not _complaints(info) else whole
 
     def _read(self, read: ReadRows, name: str, part: Part) -> Read:
-        give_back()  # what the part before the last was made of
         rows = slice(part.first, part.last)
         tensors = {
             tensor: Unread(read, tensor, rows if tensor in part.sliced else slice(None)) for tensor in part.tensors
@@ -106,16 +108,15 @@ class CheckpointSource:
                 f"{self._files.folder} no longer holds the weights of {name}: {', '.join(lost) or 'of its shapes'}"
                 + (f" ({why})" if why else "")
             )
+        self._read_since += sum(tensor.nbytes for tensor in filled.state_dict().values())
+        if self._read_since > _GIVE_BACK_EVERY:
+            give_back()
+            self._read_since = 0
         return part, filled
 
     def _convert(self, name: str, part: Part, tensors: Mapping[str, Any], device: str) -> tuple[nn.Module, Any]:
-        original = self._twin.get_submodule(name)
-        filled = part.skeleton(original)
-        self._twin.set_submodule(name, filled)
-        try:
-            info = convert_into(self._twin, tensors, device)
-        finally:
-            self._twin.set_submodule(name, original)
+        filled = part.skeleton(self._twin.get_submodule(name))
+        info = convert_into(branch(self._twin, name, filled), tensors, device, self._mapping)
         return filled, info
 
     def _unread(self, tensor: str, part: Part | None = None) -> torch.Tensor:

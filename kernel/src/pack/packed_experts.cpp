@@ -14,11 +14,24 @@ void PackedExperts::check_expert(std::size_t expert) const {
     throw Error("expert " + std::to_string(expert) + " of " + std::to_string(layout_.experts));
 }
 
-void PackedExperts::pack(Context& context, const TierTable& table, std::size_t expert, const ExpertSource& source) {
+PackedExperts::PackedExperts(const LayerLayout& layout, const std::string& path, std::size_t offset)
+    : layout_(layout), file_(std::in_place, path, offset, layout.bytes()), data_(file_->data()) {
+  if (offset % kRowBytes != 0) {
+    throw Error(path + ": packed bytes begin at a multiple of " + std::to_string(kRowBytes) + ", not at " +
+                std::to_string(offset));
+  }
+}
+
+std::byte* PackedExperts::writable(std::size_t expert) {
   check_expert(expert);
+  if (mapped()) throw Error("a mapped file of packed experts is not written to");
+  return buffer_.data() + layout_.gate_up_offset(expert);
+}
+
+void PackedExperts::pack(Context& context, const TierTable& table, std::size_t expert, const ExpertSource& source) {
   const LayerLayout& l = layout_;
-  std::byte* gate_up = data() + l.gate_up_offset(expert);
-  std::byte* down = data() + l.down_offset(expert);
+  std::byte* gate_up = writable(expert);
+  std::byte* down = gate_up + l.gate_up.bytes();
   Context::Session session(context);
   // Per thread: a row of floats, and a row in the packed type (never wider than the floats).
   const std::size_t row_floats = std::max(l.gate_up.k_padded, l.down.k_padded);
@@ -45,12 +58,12 @@ void PackedExperts::pack(Context& context, const TierTable& table, std::size_t e
 }
 
 void PackedExperts::load(std::size_t expert, std::span<const std::byte> bytes) {
-  check_expert(expert);
+  std::byte* to = writable(expert);
   if (bytes.size() != layout_.expert_bytes) {
     throw Error("expert " + std::to_string(expert) + " takes " + std::to_string(layout_.expert_bytes) +
                 " packed bytes, not " + std::to_string(bytes.size()));
   }
-  std::memcpy(data() + layout_.gate_up_offset(expert), bytes.data(), bytes.size());
+  std::memcpy(to, bytes.data(), bytes.size());
 }
 
 void PackedExperts::unpack(const TierTable& table, std::size_t expert, float* gate, float* up, float* down) const {

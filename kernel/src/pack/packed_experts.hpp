@@ -1,10 +1,13 @@
 // The packed weights of one layer's experts.
 #pragma once
 
+#include <optional>
 #include <span>
+#include <string>
 
 #include "cpu/aligned_buffer.hpp"
 #include "cpu/context.hpp"
+#include "cpu/mapped_file.hpp"
 #include "pack/layout.hpp"
 
 namespace kt {
@@ -27,11 +30,14 @@ struct ExpertSource {
 
 class PackedExperts {
  public:
-  explicit PackedExperts(const LayerLayout& layout) : layout_(layout), buffer_(layout.bytes()) {}
+  explicit PackedExperts(const LayerLayout& layout) : layout_(layout), buffer_(layout.bytes()), data_(buffer_.data()) {}
+  // Works on what an equal layout wrote to a file, at `offset`, a multiple of 64: nothing is copied, and nothing can be
+  // packed or loaded into it.
+  PackedExperts(const LayerLayout& layout, const std::string& path, std::size_t offset);
 
   const LayerLayout& layout() const { return layout_; }
-  std::byte* data() { return buffer_.data(); }
-  const std::byte* data() const { return buffer_.data(); }
+  const std::byte* data() const { return data_; }
+  bool mapped() const { return file_.has_value(); }
 
   // Quantises one expert on the context's threads; `table` serves only speed: the bytes are the same for every tier.
   // Throws WeightsValueError for a NaN or infinite weight, and the expert must then not be used.
@@ -45,9 +51,13 @@ class PackedExperts {
 
  private:
   void check_expert(std::size_t expert) const;
+  // Where one expert's bytes are written. Throws for a mapped file.
+  std::byte* writable(std::size_t expert);
 
   LayerLayout layout_;
-  AlignedBuffer buffer_;
+  AlignedBuffer buffer_;            // empty when mapped
+  std::optional<MappedFile> file_;  // where the bytes are when not in buffer_
+  const std::byte* data_;
 };
 
 }  // namespace kt
