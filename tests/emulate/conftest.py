@@ -28,7 +28,8 @@ class EmulatedRun:
     def wait(self, seconds: float) -> tuple[int, str, str]:
         """Its exit status, its output and what it said on the way."""
         status = self.process.wait(seconds)
-        return status, *((Path(self.folder.name) / name).read_text() for name in ("out", "err"))
+        folder = Path(self.folder.name)
+        return status, (folder / "out").read_text(), (folder / "err").read_text()
 
     def end(self) -> None:
         """Ends it with the emulators that it started."""

@@ -6,6 +6,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.install.machine import ROOT
 
 
@@ -96,3 +98,48 @@ def test_a_check_that_fails_is_noted_and_the_next_one_still_runs(tmp_path: Path)
     assert "One: FAILED" in run.stdout
     assert "Two: fine" in run.stdout
     assert "failed: One" in run.stdout
+
+
+def _sanitizer(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """What the suite makes of a sanitizer run that does as `script` does."""
+    tool = folder / "tools" / "sanitize.sh"
+    tool.parent.mkdir()
+    (folder / "build").mkdir()
+    tool.write_text(f"#!/bin/bash\n{script}\n")
+    tool.chmod(0o755)
+    return _bash(
+        """
+        VENV=/nowhere CXX_COMMAND=(g++) EXECUTED=records
+        executed() { echo "executed:" "$@"; }
+        check Sanitizer sanitizer thread
+        """,
+        folder,
+    )
+
+
+def test_a_sanitizer_the_compiler_lacks_is_told_in_one_line_and_is_no_failure(tmp_path: Path) -> None:
+    run = _sanitizer(tmp_path, "echo 'not run: no sanitizer thread, g++ cannot link: no -ltsan'; exit 77")
+    told, kept, verdict = run.stdout.splitlines()[2:]
+    assert told == "not run: no sanitizer thread, g++ cannot link: no -ltsan"
+    assert kept == "executed: not-run records sanitizer thread no sanitizer thread, g++ cannot link: no -ltsan"
+    assert verdict.startswith("Sanitizer: fine")
+
+
+def test_what_a_sanitizer_finds_is_shown_and_fails(tmp_path: Path) -> None:
+    run = _sanitizer(tmp_path, "echo 'ok    a test'; echo 'WARNING: data race'; exit 66")
+    assert "executed: record records sanitizer thread 66" in run.stdout
+    assert "WARNING: data race" in run.stdout
+    assert "ok    a test" not in run.stdout
+    assert "Sanitizer: FAILED" in run.stdout
+
+
+@pytest.mark.parametrize("kind", ["address,undefined", "thread"])
+def test_the_sanitizer_script_tries_its_compiler_first(tmp_path: Path, kind: str) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/bash\necho 'ld: cannot find the library' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    script = [str(ROOT / "tools" / "sanitize.sh"), "--brief", kind]
+    environment = {"CXX": str(compiler), "PATH": "/usr/bin:/bin"}
+    run = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    assert run.returncode == 77
+    assert run.stdout == f"not run: no sanitizer {kind}, {compiler} cannot link: ld: cannot find the library\n"

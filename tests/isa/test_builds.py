@@ -111,7 +111,8 @@ def test_a_compiler_that_knows_the_flag_and_not_the_intrinsics_leaves_the_tier_o
     builder = Builder(cmake, tmp_path)
     # As with an assembler or headers older than the compiler: what the flag would bring is not there.
     builder.compiler.write_text(
-        COMPILER.replace('[[ "$word" == -O? ]]', '[[ "$word" == -O? || "$word" == -mamx-int8 ]]')
+        COMPILER.replace('[[ "$word" == -O? ]]', '[[ "$word" == -O? || "$word" == -mavx512bf16 ]]')
     )
-    said = [line for line in builder.configure(AVX512="OFF", AVX2="OFF").splitlines() if "left out" in line]
-    assert [line.split()[2] for line in said] == ["amx:"]
+    said = [line for line in builder.configure(AVX2="OFF", AMX="OFF").splitlines() if "left out" in line]
+    assert [line.split()[2] for line in said] == ["avx512_bf16:"]
+    assert builder.planned() == {"generic", "avx512", "avx512_vnni"}

@@ -40,7 +40,8 @@ def worst_case(layer: Layer, x: Floats, ids: Ids, weights: Floats, format: str, 
         silu = np.abs(layer.activate(gate, np.ones_like(gate)))
         slope = STEEPEST_SILU * gate_error
         error = (silu + slope) * up_error + slope * np.abs(up) + FP32_SLACK * silu * np.abs(up)
-        out, out_error = _product(layer.activate(gate, up), error, layer.down[expert], format, rotate)
+        activated = layer.activate(gate, up).astype(np.float64)
+        out, out_error = _product(activated, error, layer.down[expert], format, rotate)
         scaled = np.abs(weights[tokens, slots].astype(np.float64))[:, None]
         np.add.at(bound, tokens, scaled * (out_error + FP32_SLACK * np.abs(out)))
     return bound

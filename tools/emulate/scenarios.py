@@ -25,7 +25,15 @@ TOO_LONG = (
 ONLY_WITH_TILES = ("context: ", "fork: ", "bits: more rows than one chunk", "bits: long inputs")
 # Tiers that every machine of the last ten years runs natively need here only every kernel once, on a CPU that has no
 # more than them.
-SHOWN_NATIVELY = ("hashes: ", "conversions: ", "bits: a token alone", "bits: any number of threads", "layer: outliers")
+SHOWN_NATIVELY = (
+    "hashes: ",
+    "conversions: ",
+    "activation: layers",
+    "bias: layers",
+    "bits: a token alone",
+    "bits: any number of threads",
+    "layer: outliers",
+)
 DETECTION = ("features: this machine", "features: the compiler's own detection")
 
 
