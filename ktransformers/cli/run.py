@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,9 +10,9 @@ import typer
 
 from ktransformers.cli.console import listen_to_logs, say
 from ktransformers.cli.failures import WrongInputError
+from ktransformers.cli.startup import announce
 
 if TYPE_CHECKING:
-    from ktransformers.injection import Report
     from ktransformers.rules import RuleSet
 
 __all__ = ["run"]
@@ -45,8 +44,9 @@ def run(
         typer.Option(min=0.0, help="0 takes the likeliest token each time, more samples. Default: as the model says."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Say what runs for each layer, not each range.")] = False,
 ) -> None:
-    """Let a model write. The text goes to stdout; rules, backend and speed go to stderr."""
+    """Let a model write. The text goes to stdout; rules, backends and speed go to stderr."""
     listen_to_logs()
     import torch
 
@@ -58,6 +58,7 @@ def run(
         torch.manual_seed(seed)
     question = _read_prompt(prompt)
     loaded = KTransformer.from_pretrained(model, rules=rule_set, threads=threads)
+    announce(loaded.report, verbose=verbose)
     clock = TokenClock()
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "logits_processor": [clock]}
     if temperature is not None:
@@ -71,7 +72,6 @@ def run(
         sys.stdout.flush()
     sys.stdout.write("\n")
     sys.stdout.flush()
-    say(f"experts: {_what_ran(loaded.report)}")
     say(f"speed: {clock}")
 
 
@@ -117,11 +117,3 @@ def _read_prompt(prompt: str | None) -> str:
             f"what is piped in is no {error.encoding} text, see its byte {error.start + 1}: a prompt is text in UTF-8"
         ) from error
     return piped.strip() or DEFAULT_PROMPT
-
-
-def _what_ran(report: Report | None) -> str:
-    """`AMXINT8 → INT8 on avx2, 2 threads: 24 layers`, one part for each kind."""
-    if report is None or not report.replacements:
-        return "transformers' own, no rule replaced any"
-    kinds = Counter(entry.details.get("runs", entry.new_class) for entry in report.replacements)
-    return "; ".join(f"{kind}: {count} {'layer' if count == 1 else 'layers'}" for kind, count in kinds.items())
