@@ -8,6 +8,7 @@
     │   ├── RuleNotFoundError            no shipped rule file or path of that name
     │   └── RuleMatchError (ValueError)  well-formed rules that do not fit this model     .problems
     ├── UnknownOperatorError             `replace.class` or an `*_op` names nothing we have
+    ├── UnknownModuleError               a module name that the model does not have
     ├── UnsupportedModuleError           a module whose arithmetic the operator does not implement
     ├── DeviceError (ValueError)         a device that is misspelt or not on this host
     ├── InjectionError                   constructing, loading or swapping failed
@@ -35,6 +36,7 @@ __all__ = [
     "RuleMatchError",
     "RuleNotFoundError",
     "UndoError",
+    "UnknownModuleError",
     "UnknownOperatorError",
     "UnsupportedModuleError",
 ]
@@ -92,6 +94,10 @@ class RuleMatchError(RuleError, ValueError):
 
 class UnknownOperatorError(KTransformersError, LookupError):
     """A `replace.class`, `prefill_op` or `generate_op` that names nothing in the registry."""
+
+
+class UnknownModuleError(KTransformersError, LookupError):
+    """A module name, or a pattern for some, that the model does not have."""
 
 
 class UnsupportedModuleError(KTransformersError):

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from ktransformers.cli.chosen_rules import choose_rules
 from ktransformers.cli.console import listen_to_logs, say
 from ktransformers.cli.failures import WrongInputError
 from ktransformers.cli.startup import announce
 
-if TYPE_CHECKING:
-    from ktransformers.rules import RuleSet
-
 __all__ = ["run"]
 
 DEFAULT_PROMPT = "Once upon a time"
-
-_EXPERTS_CLASS = "KTransformersExperts"
 
 
 def run(
@@ -53,7 +48,7 @@ def run(
     from ktransformers import KTransformer
     from ktransformers.cli.clock import TokenClock
 
-    rule_set = _choose_rules(model, rules, backend)
+    rule_set = choose_rules(model, rules, backend)
     if seed is not None:
         torch.manual_seed(seed)
     question = _read_prompt(prompt)
@@ -73,38 +68,6 @@ def run(
     sys.stdout.write("\n")
     sys.stdout.flush()
     say(f"speed: {clock}")
-
-
-def _choose_rules(model: str, rules: str | None, backend: str | None) -> RuleSet:
-    """The rules asked for, or those that ship for the model's type; with another backend where one is asked for."""
-    from ktransformers.checkpoints import locate
-    from ktransformers.injection import load_config
-    from ktransformers.rules import default_rules_for, load_rules
-
-    folder = locate(model)
-    if rules is None:
-        model_type = load_config(folder).model_type
-        path = default_rules_for(model_type)
-        say(f"rules: {path.stem}, which ships for model type {model_type}")
-        chosen = load_rules(path)
-    else:
-        chosen = load_rules(rules)
-    return chosen if backend is None else _with_backend(chosen, backend)
-
-
-def _with_backend(rules: RuleSet, backend: str) -> RuleSet:
-    import kt_kernel
-    from ktransformers.errors import RuleFileError
-
-    kt_kernel.parse_backend(backend)
-    has_backend = [rule.replacement.endswith(_EXPERTS_CLASS) for rule in rules]
-    if not any(has_backend):
-        raise RuleFileError(f"--backend {backend}: no rule of {rules.origin} uses {_EXPERTS_CLASS}, whose it is")
-    changed = (
-        replace(rule, kwargs={**rule.kwargs, "backend": backend}) if has else rule
-        for rule, has in zip(rules, has_backend, strict=True)
-    )
-    return replace(rules, rules=tuple(changed))
 
 
 def _read_prompt(prompt: str | None) -> str:
