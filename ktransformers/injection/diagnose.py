@@ -100,12 +100,13 @@ def near_names(pattern: str, modules: Modules) -> str:
 
 def _look_alikes(readable: str, modules: Modules) -> tuple[list[str], list[list[str]]]:
     """Experts, where the pattern may mean them, and the names of each shape that is near to it, nearest first."""
-    by_shape: dict[str, list[str]] = {}
+    depth = readable.count(".") + 1  # `self_atn.q_proj` is near to the end of a name, not to all of it
+    by_ending: dict[str, list[str]] = {}
     for name, _ in modules:
-        by_shape.setdefault(without_numbers(name), []).append(name)
+        by_ending.setdefault(".".join(without_numbers(name).split(".")[-depth:]), []).append(name)
     experts = experts_modules(modules)
-    shapes = {without_numbers(name) for name in experts}
-    close = [by_shape[shape] for shape in nearest(readable, by_shape, cutoff=0.5) if shape not in shapes]
+    close = [by_ending[ending] for ending in nearest(readable, by_ending, cutoff=0.5)]
+    close = [names for names in close if not set(names) & set(experts)]
     return (experts if not close or "expert" in readable else []), close
 
 
