@@ -14,7 +14,8 @@
     ├── InjectionError                   constructing, loading or swapping failed
     │   ├── UndoError                    the replacement cannot be taken back
     │   └── FreedModuleError             a module lost its weights in a failed injection
-    └── CheckpointError                  a model folder is missing, incomplete or damaged
+    ├── CheckpointError                  a model folder is missing, incomplete or damaged
+    └── DoesNotFitError                  a model needs more memory than there is
 
 The kernel has its own tree, `kt_kernel.KernelError`.
 """
@@ -27,6 +28,7 @@ from dataclasses import dataclass
 __all__ = [
     "CheckpointError",
     "DeviceError",
+    "DoesNotFitError",
     "FreedModuleError",
     "InjectionError",
     "KTransformersError",
@@ -122,3 +124,7 @@ class FreedModuleError(InjectionError):
 
 class CheckpointError(KTransformersError, RuntimeError):
     """A model folder that is missing, incomplete or damaged."""
+
+
+class DoesNotFitError(KTransformersError, RuntimeError):
+    """A model with its rules needs more memory than this process may take. The text has the numbers."""

@@ -65,7 +65,7 @@ def _cgroups(proc: Path, root: Path) -> Iterator[MemoryLimit]:
 
 
 def _memberships(proc: Path) -> list[tuple[str, str]]:
-    """(controllers, path) of the hierarchies that manage memory, v2 without controllers; the mounts themselves always."""
+    """(controllers, path) of the hierarchies that manage memory: v2 has no controllers. The mounts themselves too."""
     groups = [("", "/"), ("memory", "/")]
     for line in _text(proc / "self" / "cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]

@@ -39,6 +39,7 @@ def run(
         typer.Option(min=0.0, help="0 takes the likeliest token each time, more samples. Default: as the model says."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Go on although the model does not fit into memory.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what runs for each layer, not each range.")] = False,
 ) -> None:
     """Let a model write. The text goes to stdout; rules, backends and speed go to stderr."""
@@ -48,12 +49,13 @@ def run(
     from ktransformers import KTransformer
     from ktransformers.cli.clock import TokenClock
 
-    rule_set = choose_rules(model, rules, backend)
+    rule_set = choose_rules(model, rules, backend, threads)
     if seed is not None:
         torch.manual_seed(seed)
     question = _read_prompt(prompt)
+    # A token is a character at least, so this is what the context can come to.
+    announce(model, rule_set, context=len(question) + max_new_tokens, verbose=verbose, force=force)
     loaded = KTransformer.from_pretrained(model, rules=rule_set, threads=threads)
-    announce(loaded.report, verbose=verbose)
     clock = TokenClock()
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "logits_processor": [clock]}
     if temperature is not None:
