@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from ktransformers import checkpoints
+from ktransformers.checkpoints import locate
+from ktransformers.checkpoints.disk_dtype import dtype_on_disk
 from ktransformers.forecasting.dry_run import DryRun, dry_run
 from ktransformers.forecasting.loading import Step, peak_of_loading
 from ktransformers.forecasting.quantisation import quantisation_notes, source_quantisation
@@ -86,10 +87,10 @@ def forecast(
 
 
 def _meta_model(source: str | os.PathLike[str], trust_remote_code: bool) -> PreTrainedModel:
-    folder = checkpoints.locate(source)
+    folder = locate(source)
     meta = build_meta_model(folder, trust_remote_code=trust_remote_code)
     # transformers then takes the type of what lies on disk, which only the files' headers tell.
-    if getattr(meta.config.get_text_config(), "dtype", None) is None and (dtype := checkpoints.dtype_on_disk(folder)):
+    if getattr(meta.config.get_text_config(), "dtype", None) is None and (dtype := dtype_on_disk(folder)):
         meta.to(dtype)  # type: ignore[arg-type]
     return meta
 
