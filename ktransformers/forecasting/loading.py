@@ -9,7 +9,7 @@ __all__ = ["Step", "peak_of_loading"]
 
 # Operators that load from a checkpoint get their floats in parts: one is packed while the next is there as on disk and
 # once more as transformers stacks it. A part is so many bytes, or the whole of a smaller module.
-_PART = 64 << 20
+_PART = 16 << 20
 _PARTS_AT_ONCE = 3
 
 

@@ -34,7 +34,7 @@ def test_streamed_layers_are_never_there_as_floats_together() -> None:
 
 def test_of_a_large_layer_only_parts_are_there_as_floats() -> None:
     steps = [Step(floats=4096 * _MIB, held=2048 * _MIB, kept=False, streamed=True)] * 2
-    assert peak_of_loading(0, steps) == 4096 * _MIB + 3 * 64 * _MIB
+    assert peak_of_loading(0, steps) == 4096 * _MIB + 3 * 16 * _MIB
 
 
 def test_a_window_bounds_the_cache() -> None:
