@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ktransformers.errors import KTransformersError
+    from ktransformers.forecasting import Forecast, forecast
     from ktransformers.injection import Plan, Report, make_plan
     from ktransformers.loading import KTransformersConfig
     from ktransformers.model import KTransformer, inject
     from ktransformers.rules import Rule, load_rules
 
 __all__ = [
+    "Forecast",
     "KTransformer",
     "KTransformersConfig",
     "KTransformersError",
@@ -31,18 +33,21 @@ __all__ = [
     "Report",
     "Rule",
     "__version__",
+    "forecast",
     "inject",
     "load_rules",
     "make_plan",
 ]
 
 _HOMES = {
+    "Forecast": "ktransformers.forecasting",
     "KTransformer": "ktransformers.model",
     "KTransformersConfig": "ktransformers.loading",
     "KTransformersError": "ktransformers.errors",
     "Plan": "ktransformers.injection",
     "Report": "ktransformers.injection",
     "Rule": "ktransformers.rules",
+    "forecast": "ktransformers.forecasting",
     "inject": "ktransformers.model",
     "load_rules": "ktransformers.rules",
     "make_plan": "ktransformers.injection",

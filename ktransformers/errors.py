@@ -8,12 +8,14 @@
     │   ├── RuleNotFoundError            no shipped rule file or path of that name
     │   └── RuleMatchError (ValueError)  well-formed rules that do not fit this model     .problems
     ├── UnknownOperatorError             `replace.class` or an `*_op` names nothing we have
+    ├── UnknownModuleError               a module name that the model does not have
     ├── UnsupportedModuleError           a module whose arithmetic the operator does not implement
     ├── DeviceError (ValueError)         a device that is misspelt or not on this host
     ├── InjectionError                   constructing, loading or swapping failed
     │   ├── UndoError                    the replacement cannot be taken back
     │   └── FreedModuleError             a module lost its weights in a failed injection
-    └── CheckpointError                  a model folder is missing, incomplete or damaged
+    ├── CheckpointError                  a model folder is missing, incomplete or damaged
+    └── DoesNotFitError                  a model needs more memory than there is
 
 The kernel has its own tree, `kt_kernel.KernelError`.
 """
@@ -26,6 +28,7 @@ from dataclasses import dataclass
 __all__ = [
     "CheckpointError",
     "DeviceError",
+    "DoesNotFitError",
     "FreedModuleError",
     "InjectionError",
     "KTransformersError",
@@ -35,6 +38,7 @@ __all__ = [
     "RuleMatchError",
     "RuleNotFoundError",
     "UndoError",
+    "UnknownModuleError",
     "UnknownOperatorError",
     "UnsupportedModuleError",
 ]
@@ -94,6 +98,10 @@ class UnknownOperatorError(KTransformersError, LookupError):
     """A `replace.class`, `prefill_op` or `generate_op` that names nothing in the registry."""
 
 
+class UnknownModuleError(KTransformersError, LookupError):
+    """A module name, or a pattern for some, that the model does not have."""
+
+
 class UnsupportedModuleError(KTransformersError):
     """A module whose arithmetic the operator does not implement exactly."""
 
@@ -116,3 +124,7 @@ class FreedModuleError(InjectionError):
 
 class CheckpointError(KTransformersError, RuntimeError):
     """A model folder that is missing, incomplete or damaged."""
+
+
+class DoesNotFitError(KTransformersError, RuntimeError):
+    """A model with its rules needs more memory than this process may take. The text has the numbers."""

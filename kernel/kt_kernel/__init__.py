@@ -18,6 +18,7 @@ from kt_kernel._versions import check_extension
 __version__ = check_extension(_ext, __file__)
 
 from kt_kernel.backends import BACKENDS, Backend, parse_backend
+from kt_kernel.bandwidth import read_bandwidth
 from kt_kernel.calls import Pending
 from kt_kernel.config import MoEConfig
 from kt_kernel.cpu_info import CpuInfo, cpu_info
@@ -55,4 +56,5 @@ __all__ = [
     "__version__",
     "cpu_info",
     "parse_backend",
+    "read_bandwidth",
 ]

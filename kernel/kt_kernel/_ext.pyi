@@ -50,6 +50,8 @@ class Context:
     def __init__(self, threads: int) -> None: ...
     @property
     def threads(self) -> int: ...
+    def read_bandwidth(self, bytes: int) -> float:
+        """Bytes a second that all threads together read from `bytes` of memory, the best of a few passes."""
     def run_failing_job(self, message: str) -> None:
         """Throws `message` inside a worker thread; it must reach the caller as KernelError (for tests)."""
 

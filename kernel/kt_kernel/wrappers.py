@@ -106,6 +106,14 @@ class MoEWrapper:
         """Bytes of packed weights that one token's experts read; 0 before `load_weights`."""
         return 0 if self._packed is None else self._packed.bytes_per_expert * self.config.num_experts_per_tok
 
+    def expert_bytes(self, *, biased: bool = False) -> int:
+        """Bytes of packed weights that one expert will have, known before `load_weights`."""
+        sizes = 1, self.config.hidden_size, self.config.intermediate_size
+        formats = LayerFormats.both(self.format)
+        # The layout itself says it: memory is laid out for one expert and never touched.
+        one = formats.allocate(*sizes, rotate=self._rotate, gated=self.gate.gated, biased=biased)
+        return one.bytes_per_expert
+
     def load_weights(self, weights: Mapping[str, Any] | str | os.PathLike[str], prefix: str | None = None) -> None:
         """Quantises and packs the experts. A failure, Ctrl-C included, leaves the wrapper as it was.
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <tuple>
 
+#include "cpu/bandwidth.hpp"
 #include "cpu/context.hpp"
 #include "cpu/features.hpp"
 #include "cpu/topology.hpp"
@@ -159,6 +160,7 @@ void bind_context(py::module_& m) {
   py::class_<Context, std::shared_ptr<Context>>(m, "Context")
       .def(py::init<std::size_t>(), "threads"_a)
       .def_property_readonly("threads", &Context::threads)
+      .def("read_bandwidth", &read_bandwidth, "bytes"_a, py::call_guard<py::gil_scoped_release>())
       .def("run_failing_job", &run_failing_job, "message"_a, py::call_guard<py::gil_scoped_release>());
 }
 

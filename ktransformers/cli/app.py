@@ -9,6 +9,7 @@ import typer
 from ktransformers.cli.convert import PASSED_ON, convert
 from ktransformers.cli.doctor import doctor
 from ktransformers.cli.failures import Guarded, show_tracebacks
+from ktransformers.cli.plan import plan
 from ktransformers.cli.rules import rules_app
 from ktransformers.cli.run import run
 
@@ -23,6 +24,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command()(run)
+app.command()(plan)
 app.add_typer(rules_app, name="rules")
 app.command(**PASSED_ON)(convert)
 app.command()(doctor)

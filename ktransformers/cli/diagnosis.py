@@ -12,6 +12,8 @@ from typing import Any
 
 import psutil
 
+from ktransformers.memory import memory_limits
+
 __all__ = ["Component", "Diagnosis", "Memory", "diagnose"]
 
 _COMPONENTS = ("ktransformers", "kt_kernel", "torch", "transformers", "safetensors", "numpy")
@@ -28,7 +30,7 @@ class Component:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. `limit` is the cgroup's, None without one."""
+    """Bytes. `available` is what this process may still take; `limit` the tightest cgroup's or ulimit, None without."""
 
     total: int
     available: int
@@ -82,19 +84,10 @@ def _component(name: str) -> Component:
 
 
 def _memory() -> Memory:
-    memory = psutil.virtual_memory()
-    return Memory(memory.total, memory.available, _cgroup_limit())
-
-
-def _cgroup_limit() -> int | None:
-    """The memory limit of this process's cgroup, v2 or v1; None when there is none below the machine's memory."""
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            limit = int((Path("/sys/fs/cgroup") / name).read_text())
-        except (OSError, ValueError):
-            continue
-        return limit if limit < psutil.virtual_memory().total else None
-    return None
+    total = psutil.virtual_memory().total
+    limits = memory_limits()
+    below = [limit.total for limit in limits if limit.total < total]
+    return Memory(total, limits[0].free, min(below, default=None))
 
 
 def _ask_kernel(found: Diagnosis) -> None:

@@ -47,7 +47,7 @@ def _print(found: Diagnosis) -> None:
         console.print(_tiers(found.cpu["tiers"]))
         console.print(_threads(found.cpu["threads"]), markup=False)
     memory = found.memory
-    limit = "" if memory.limit is None else f", the cgroup allows {memory.limit / _GIB:.1f} GiB"
+    limit = "" if memory.limit is None else f", this process may have {memory.limit / _GIB:.1f} GiB"
     console.print(f"memory: {memory.available / _GIB:.1f} of {memory.total / _GIB:.1f} GiB free{limit}")
     console.print(f"system: {found.system}, Python {found.python}", markup=False)
     console.print(_versions(found))

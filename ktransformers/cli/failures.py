@@ -1,6 +1,7 @@
 """What an error looks like at a terminal: one block of words and an exit code, a traceback only when asked for.
 
-Exit codes: 0 fine, 1 something failed while running, 2 wrong usage or input, 130 interrupted.
+Exit codes: 0 fine, 1 something failed while running, 2 wrong usage or input, 3 the model does not fit into memory, 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typer.core import TyperGroup
 
 from ktransformers.cli.console import errors, say
 
-__all__ = ["FAILED", "WRONG_INPUT", "Guarded", "WrongInputError", "exit_code", "show_tracebacks"]
+__all__ = ["DOES_NOT_FIT", "FAILED", "WRONG_INPUT", "Guarded", "WrongInputError", "exit_code", "show_tracebacks"]
 
 FAILED = 1
 WRONG_INPUT = 2
+DOES_NOT_FIT = 3
 INTERRUPTED = 130
 
 _tracebacks = False
@@ -35,7 +37,7 @@ def show_tracebacks(wanted: bool) -> None:
 
 def exit_code(error: Exception) -> int | None:
     """The exit code of an error that was raised on purpose; None for any other."""
-    from ktransformers.errors import CheckpointError, KTransformersError
+    from ktransformers.errors import CheckpointError, DoesNotFitError, KTransformersError
 
     try:
         from kt_kernel import KernelError
@@ -45,6 +47,8 @@ def exit_code(error: Exception) -> int | None:
         ours = (KTransformersError, KernelError)
     if isinstance(error, WrongInputError):
         return WRONG_INPUT
+    if isinstance(error, DoesNotFitError):
+        return DOES_NOT_FIT
     if not isinstance(error, ours):
         return None
     # By their second base: what is also a ValueError or a LookupError was given to us wrong.

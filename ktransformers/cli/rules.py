@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ktransformers.cli.console import errors, listen_to_logs, plain_table, results
+from ktransformers.cli.chosen_rules import choose_rules
+from ktransformers.cli.console import errors, listen_to_logs, plain_table, results, say
 from ktransformers.cli.failures import WRONG_INPUT
 
 if TYPE_CHECKING:
@@ -51,6 +53,37 @@ def check(
         errors().print(warning, markup=False)
     if plan.warnings:
         raise typer.Exit(WRONG_INPUT)
+
+
+@rules_app.command()
+def show(rules: Annotated[str, typer.Argument(help="The name of a shipped rule file, or a path.")]) -> None:
+    """Print a rule file. Where it lies goes to stderr, so that stdout makes a copy to start from."""
+    from ktransformers.rules import rule_text
+
+    path, text = rule_text(rules)
+    say(str(path))
+    sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+
+
+@rules_app.command()
+def explain(
+    model: Annotated[
+        str, typer.Argument(help="A model folder, or a model id in the local cache. Only its config is read.")
+    ],
+    module: Annotated[
+        str, typer.Argument(help="A dotted module name, or a regular expression that is searched in all of them.")
+    ],
+    rules: Annotated[
+        str | None, typer.Option(help="A rule file, or the name of a shipped one. Default: by the model's type.")
+    ] = None,
+) -> None:
+    """Which rule takes a module, which others would have, and why the rest do not match."""
+    listen_to_logs()
+    from ktransformers.injection import build_meta_model, explain_modules
+
+    chosen = choose_rules(model, rules)
+    for explanation in explain_modules(chosen, build_meta_model(model), module):
+        results().print(str(explanation), markup=False)
 
 
 def _table(plan: Plan, first: int) -> object:

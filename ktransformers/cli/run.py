@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from ktransformers.cli.chosen_rules import choose_rules
 from ktransformers.cli.console import listen_to_logs, say
 from ktransformers.cli.failures import WrongInputError
-
-if TYPE_CHECKING:
-    from ktransformers.injection import Report
-    from ktransformers.rules import RuleSet
+from ktransformers.cli.startup import announce
 
 __all__ = ["run"]
 
 DEFAULT_PROMPT = "Once upon a time"
-
-_EXPERTS_CLASS = "KTransformersExperts"
 
 
 def run(
@@ -45,18 +39,22 @@ def run(
         typer.Option(min=0.0, help="0 takes the likeliest token each time, more samples. Default: as the model says."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Go on although the model does not fit into memory.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Say what runs for each layer, not each range.")] = False,
 ) -> None:
-    """Let a model write. The text goes to stdout; rules, backend and speed go to stderr."""
+    """Let a model write. The text goes to stdout; rules, backends and speed go to stderr."""
     listen_to_logs()
     import torch
 
     from ktransformers import KTransformer
     from ktransformers.cli.clock import TokenClock
 
-    rule_set = _choose_rules(model, rules, backend)
+    rule_set = choose_rules(model, rules, backend, threads)
     if seed is not None:
         torch.manual_seed(seed)
     question = _read_prompt(prompt)
+    # A token is a character at least, so this is what the context can come to.
+    announce(model, rule_set, context=len(question) + max_new_tokens, verbose=verbose, force=force)
     loaded = KTransformer.from_pretrained(model, rules=rule_set, threads=threads)
     clock = TokenClock()
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "logits_processor": [clock]}
@@ -71,40 +69,7 @@ def run(
         sys.stdout.flush()
     sys.stdout.write("\n")
     sys.stdout.flush()
-    say(f"experts: {_what_ran(loaded.report)}")
     say(f"speed: {clock}")
-
-
-def _choose_rules(model: str, rules: str | None, backend: str | None) -> RuleSet:
-    """The rules asked for, or those that ship for the model's type; with another backend where one is asked for."""
-    from ktransformers.checkpoints import locate
-    from ktransformers.injection import load_config
-    from ktransformers.rules import default_rules_for, load_rules
-
-    folder = locate(model)
-    if rules is None:
-        model_type = load_config(folder).model_type
-        path = default_rules_for(model_type)
-        say(f"rules: {path.stem}, which ships for model type {model_type}")
-        chosen = load_rules(path)
-    else:
-        chosen = load_rules(rules)
-    return chosen if backend is None else _with_backend(chosen, backend)
-
-
-def _with_backend(rules: RuleSet, backend: str) -> RuleSet:
-    import kt_kernel
-    from ktransformers.errors import RuleFileError
-
-    kt_kernel.parse_backend(backend)
-    has_backend = [rule.replacement.endswith(_EXPERTS_CLASS) for rule in rules]
-    if not any(has_backend):
-        raise RuleFileError(f"--backend {backend}: no rule of {rules.origin} uses {_EXPERTS_CLASS}, whose it is")
-    changed = (
-        replace(rule, kwargs={**rule.kwargs, "backend": backend}) if has else rule
-        for rule, has in zip(rules, has_backend, strict=True)
-    )
-    return replace(rules, rules=tuple(changed))
 
 
 def _read_prompt(prompt: str | None) -> str:
@@ -117,11 +82,3 @@ def _read_prompt(prompt: str | None) -> str:
             f"what is piped in is no {error.encoding} text, see its byte {error.start + 1}: a prompt is text in UTF-8"
         ) from error
     return piped.strip() or DEFAULT_PROMPT
-
-
-def _what_ran(report: Report | None) -> str:
-    """`AMXINT8 → INT8 on avx2, 2 threads: 24 layers`, one part for each kind."""
-    if report is None or not report.replacements:
-        return "transformers' own, no rule replaced any"
-    kinds = Counter(entry.details.get("runs", entry.new_class) for entry in report.replacements)
-    return "; ".join(f"{kind}: {count} {'layer' if count == 1 else 'layers'}" for kind, count in kinds.items())

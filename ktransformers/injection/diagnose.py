@@ -10,10 +10,12 @@ from torch import nn
 from ktransformers.errors import Problem
 from ktransformers.hints import nearest
 from ktransformers.injection.match import Matching, Modules, RuleUse
+from ktransformers.injection.proposal import propose_pattern
+from ktransformers.injection.resolve import import_class
 from ktransformers.injection.tree import collapse, experts_modules, without_numbers
 from ktransformers.rules import Rule, RuleSet
 
-__all__ = ["explain_unused", "is_dense"]
+__all__ = ["explain_unused", "is_dense", "near_names"]
 
 
 def is_dense(modules: Modules) -> bool:
@@ -60,7 +62,8 @@ def _dead(rule: Rule, modules: Modules) -> str:
     if rule.name and rule.module_class:
         parts.append(_half_matches(rule, modules))
     elif rule.name:
-        parts.append(_near_names(rule.name, modules))
+        parts.append(near_names(rule.name, modules))
+        parts.append(_proposal(rule, modules))
     else:
         classes = Counter(f"{type(module).__module__}.{type(module).__qualname__}" for _, module in modules)
         close = nearest(str(rule.module_class), classes, cutoff=0.4)
@@ -72,29 +75,50 @@ def _half_matches(rule: Rule, modules: Modules) -> str:
     """`name` and `class` are and-ed: says what the name alone finds."""
     named = [(name, type(module).__name__) for name, module in modules if rule.matches_name(name)]
     if not named:
-        return f"`name` finds nothing; {_near_names(str(rule.name), modules)}"
+        of_class = import_class(str(rule.module_class))
+        hints = [near_names(str(rule.name), modules)]
+        hints.append(_proposal(rule, [(name, module) for name, module in modules if isinstance(module, of_class)]))
+        return "; ".join(["`name` finds nothing", *(hint for hint in hints if hint)])
     classes = ", ".join(sorted({class_name for _, class_name in named}))
     names = "; ".join(collapse(name for name, _ in named[:200]))
     return f"`name` finds {names}, but none is a {rule.module_class} (they are {classes}); both must hold"
 
 
-def _near_names(pattern: str, modules: Modules) -> str:
-    """The experts of the model, and the names that look like the pattern."""
+def near_names(pattern: str, modules: Modules) -> str:
+    """The experts of the model, and the names that look like the pattern, in words; empty when there are none."""
     readable = _readable(pattern)
-    by_shape: dict[str, list[str]] = {}
-    for name, _ in modules:
-        by_shape.setdefault(without_numbers(name), []).append(name)
-    experts = experts_modules(modules)
-    shapes = {without_numbers(name) for name in experts}
-    close = [shape for shape in nearest(readable, by_shape, cutoff=0.5) if shape not in shapes]
+    experts, close = _look_alikes(readable, modules)
     parts = []
-    if experts and (not close or "expert" in readable):
+    if experts:
         parts.append(f"its experts are {'; '.join(collapse(experts))}")
     if close:
-        parts.append(f"nearest names: {'; '.join(collapse(name for shape in close for name in by_shape[shape]))}")
+        parts.append(f"nearest names: {'; '.join(collapse(name for names in close for name in names))}")
     if experts and "experts." in readable:
         parts.append("transformers 5 keeps all experts of a layer in one module, so the pattern has to end there")
     return "; ".join(parts)
+
+
+def _look_alikes(readable: str, modules: Modules) -> tuple[list[str], list[list[str]]]:
+    """Experts, where the pattern may mean them, and the names of each shape that is near to it, nearest first."""
+    depth = readable.count(".") + 1  # `self_atn.q_proj` is near to the end of a name, not to all of it
+    by_ending: dict[str, list[str]] = {}
+    for name, _ in modules:
+        by_ending.setdefault(".".join(without_numbers(name).split(".")[-depth:]), []).append(name)
+    experts = experts_modules(modules)
+    close = [by_ending[ending] for ending in nearest(readable, by_ending, cutoff=0.5)]
+    close = [names for names in close if not set(names) & set(experts)]
+    return (experts if not close or "expert" in readable else []), close
+
+
+def _proposal(rule: Rule, modules: Modules) -> str:
+    """A pattern that finds what was probably meant, tried on the model; empty where nothing is near."""
+    experts, close = _look_alikes(_readable(str(rule.name)), modules)
+    names = [name for name, _ in modules]
+    pattern = propose_pattern(str(rule.name), experts or next(iter(close), []), names)
+    if pattern is None:
+        return ""
+    count = sum(1 for name in names if re.search(pattern, name))
+    return f"try name: '{pattern}', which matches {count} module{'' if count == 1 else 's'} here"
 
 
 _ANY = re.compile(r"\\d[+*]?|\[0-9\][+*]?|\.[*+]\??|\\w[+*]|\[\^\\?\.\][+*]|\{[\d,]*\}|(?<![\w])\d+(?![\w])")

@@ -10,6 +10,7 @@ from rich.table import Table
 from torch import nn
 
 from ktransformers.errors import UndoError
+from ktransformers.injection.lines import LayerEntry, layer_lines
 from ktransformers.injection.plan import Plan
 from ktransformers.injection.slot import Slot
 from ktransformers.injection.tree import collapse, without_numbers
@@ -131,6 +132,13 @@ class Report:
             place = f"{first.rule.number} ({first.rule.origin})"
             table.add_row(names, first.old_class, first.new_class, first.summary, place)
         return table
+
+    def lines(self, *, verbose: bool = False) -> list[str]:
+        """What runs where, for a program to say when it starts: rule, backend asked for and what runs, a line for each
+        range of layers, or for each module.
+        """
+        entries = (LayerEntry(r.name, r.rule, r.details) for r in self.replacements)
+        return layer_lines(entries, self.plan, verbose=verbose)
 
     def __str__(self) -> str:
         count = len(self.replacements)

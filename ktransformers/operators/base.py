@@ -11,6 +11,8 @@ from typing import Any, ClassVar, NoReturn, Self
 import torch
 from torch import nn
 
+from ktransformers.operators.footprint import Footprint
+
 __all__ = ["BaseInjectedModule"]
 
 
@@ -48,6 +50,17 @@ class BaseInjectedModule(nn.Module):
     def describe(self) -> dict[str, str]:
         """For the report: some of op, backend, format, tier, device, bytes."""
         return {"op": type(self).__name__}
+
+    def footprint(self) -> Footprint:
+        """What it will hold and read, known before `load()` and on the meta device. By default as the float original:
+        an operator that packs or copies weights says better.
+        """
+        parameters = list(self.orig_module.parameters())
+        size = sum(parameter.nbytes for parameter in parameters)
+        dtype = str(parameters[0].dtype).removeprefix("torch.") if parameters else "none"
+        told = {key: value for key, value in self.describe().items() if key != "bytes"}
+        kept = self.needs_original
+        return Footprint(told.get("device", "cpu"), dtype, 0 if kept else size, size, kept, details=told)
 
     @property
     def needs_original(self) -> bool:

@@ -16,6 +16,7 @@ from ktransformers.operators import devices
 from ktransformers.operators.base import BaseInjectedModule
 from ktransformers.operators.experts_cpu import KExpertsCPU
 from ktransformers.operators.experts_torch import KExpertsTorch
+from ktransformers.operators.footprint import Footprint
 from ktransformers.operators.options import ExpertsOptions, devices_are_strict
 from ktransformers.operators.sorted_rows import routing_of_sorted
 
@@ -189,6 +190,21 @@ class KTransformersExperts(BaseInjectedModule):
             row = {"op": "KExpertsTorch", "format": str(self.spec.dtype).removeprefix("torch."), "tier": "torch"}
             row["device"], size = str(self._generate.device), self._generate.nbytes
         return {"backend": asked, **row, "bytes": str(size), "runs": self.active_backend}
+
+    def footprint(self) -> Footprint:
+        told = {key: value for key, value in self.describe().items() if key != "bytes"}
+        floats = sum(parameter.nbytes for parameter in self.orig_module.parameters())
+        # Where the configuration does not say how many experts a token takes, all of them are the safe answer.
+        chosen = min(self.spec.top_k or self.num_experts, self.num_experts)
+        if self._kernel is not None:
+            size = self._kernel.expert_bytes
+            held, read, scratch = size * self.num_experts, size * chosen, self._kernel.scratch_bytes
+        else:
+            assert self._generate is not None
+            # A copy on another device; on the CPU the original's own weights are computed with.
+            held, scratch = floats if self._generate.device.type != "cpu" else 0, 0
+            read = floats * chosen // self.num_experts
+        return Footprint(told["device"], told["format"], held, read, self.needs_original, scratch, told)
 
     def extra_repr(self) -> str:
         sizes = f"experts={self.num_experts}, hidden={self.hidden_dim}, intermediate={self.intermediate_dim}"

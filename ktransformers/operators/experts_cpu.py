@@ -17,6 +17,8 @@ __all__ = ["KExpertsCPU"]
 
 # Tokens that scratch memory is sized for; longer prompts go through in pieces of that size.
 _MAX_LEN = 1024
+# The kernel's own bound on the rows (token, slot) of a piece.
+_MOST_ROWS = 16384
 # Where a configuration does not say how many experts a token takes. Sizes scratch too.
 _USUAL_TOP_K = 8
 
@@ -44,6 +46,20 @@ class KExpertsCPU:
         self._norm: nn.Module | None = None
         gate = GateFormula(**dataclasses.asdict(spec.gate))
         self.wrapper = MoEWrapper(config, backend=backend, rotate=rotate, threads=threads, strict=strict, gate=gate)
+
+    @property
+    def expert_bytes(self) -> int:
+        """Packed bytes of one expert, known before `load`."""
+        return self.wrapper.expert_bytes(biased=self._spec.has_bias)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Working memory of the longest piece of a prompt, at most: for each row its inputs or outputs (fp32), what is
+        between the projections (fp32), and that once more as the second one takes it (16 bits).
+        """
+        config = self.wrapper.config
+        rows = min(_MAX_LEN * config.num_experts_per_tok, _MOST_ROWS)
+        return rows * (4 * config.hidden_size + 6 * config.intermediate_size)
 
     def load(self, module: nn.Module) -> None:
         """Quantises and packs the module's weights."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from ktransformers.errors import Problem, RuleFileError, RuleNotFoundError
@@ -12,7 +13,7 @@ from ktransformers.rules.document import Document, parse_yaml
 from ktransformers.rules.rule import Rule, RuleSet
 from ktransformers.rules.schema import build_rules
 
-__all__ = ["RulesLike", "load_rules", "parse_rules"]
+__all__ = ["RulesLike", "load_rules", "parse_rules", "rule_text"]
 
 RulesLike: TypeAlias = str | os.PathLike[str] | RuleSet | Sequence[Rule | Mapping[str, Any]]
 
@@ -42,16 +43,30 @@ def parse_rules(text: str, origin: str = "<text>") -> RuleSet:
     return build_rules(parse_yaml(text, origin))
 
 
-def _load_file(source: str | os.PathLike[str]) -> RuleSet:
+def rule_text(source: str | os.PathLike[str]) -> tuple[Path, str]:
+    """The file behind a path or a shipped name, and its text.
+
+    Raises:
+        RuleNotFoundError: no such file.
+        RuleFileError: it cannot be read, or is no text in UTF-8.
+    """
     if isinstance(source, str) and "\n" in source:
         raise RuleNotFoundError("rules were given as text; `parse_rules(text)` reads YAML text, `load_rules` a file")
     path = find_rules(source)
-    # A shipped file is called by the name it is addressed by, any other by the path that was given.
-    origin = path.name if path.parent == rules_folder() else str(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        return path, path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise RuleFileError([Problem(f"not a text in UTF-8: {error.reason} at byte {error.start}", origin)]) from error
+        fault = f"not a text in UTF-8: {error.reason} at byte {error.start}"
     except OSError as error:
-        raise RuleFileError([Problem(f"cannot be read: {error.strerror}", origin)]) from error
-    return parse_rules(text, origin)
+        fault = f"cannot be read: {error.strerror}"
+    raise RuleFileError([Problem(fault, _origin(path))])
+
+
+def _load_file(source: str | os.PathLike[str]) -> RuleSet:
+    path, text = rule_text(source)
+    return parse_rules(text, _origin(path))
+
+
+def _origin(path: Path) -> str:
+    """A shipped file is called by the name it is addressed by, any other by the path that was given."""
+    return path.name if path.parent == rules_folder() else str(path)

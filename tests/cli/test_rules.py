@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ktransformers.rules import shipped_rules
+from ktransformers.rules import find_rules, shipped_rules
 from tests.cli.conftest import Kt
 
 _RULE = """
@@ -58,6 +58,7 @@ def test_a_rule_that_matches_nothing_fails_the_check(kt: Kt, moe_folder: str, ru
     assert result.exit_code == 2
     assert f"{path}:9: rule 2" in result.stderr
     assert "matches no module" in result.stderr
+    assert r"try name: '^model\.layers\.\d+\.mlp\.experts$', which matches 2 modules here" in result.stderr
     assert "model.layers.2.mlp.experts" in result.stdout
 
 
@@ -88,3 +89,46 @@ def test_a_model_that_is_not_there_is_named(kt: Kt, tmp_path: Path) -> None:
     result = kt("rules", "check", "moe", str(tmp_path / "absent"))
     assert result.exit_code == 2
     assert str(tmp_path / "absent") in result.stderr
+
+
+def test_show_prints_a_shipped_file_as_it_is_and_where_it_lies(kt: Kt) -> None:
+    result = kt("rules", "show", "qwen3moe")
+    path = find_rules("Qwen3MoE")
+    assert result.exit_code == 0
+    assert result.stdout == path.read_text()
+    assert result.stderr == f"{path}\n"
+
+
+def test_show_prints_a_file_that_is_malformed_too(kt: Kt, rule_file: Callable[[str], str]) -> None:
+    path = rule_file("- match: {nam: x}")
+    result = kt("rules", "show", path)
+    assert (result.exit_code, result.stdout) == (0, "- match: {nam: x}\n")
+
+
+def test_show_of_a_name_that_is_not_there_names_the_near_ones(kt: Kt) -> None:
+    result = kt("rules", "show", "Mixtrall")
+    assert result.exit_code == 2
+    assert "did you mean Mixtral?" in result.stderr
+
+
+def test_explain_goes_by_the_rules_of_the_models_type(kt: Kt, moe_folder: str) -> None:
+    result = kt("rules", "explain", moe_folder, "model.layers.1.mlp.experts")
+    assert result.exit_code == 0, result.stderr
+    assert "model.layers.1.mlp.experts (Qwen3MoeExperts)" in result.stdout
+    assert "Qwen3MoE.yaml:2: rule 1: takes it: becomes KTransformersExperts" in result.stdout
+
+
+def test_explain_hears_every_rule_of_a_file(kt: Kt, moe_folder: str, rule_file: Callable[[str], str]) -> None:
+    rules = rule_file(
+        _RULE.format(name=r"layers\.1\..*experts$", backend="INT8") + _RULE.format(name="experts$", backend="BF16")
+    )
+    result = kt("rules", "explain", moe_folder, r"mlp\.experts$", "--rules", rules)
+    assert result.exit_code == 0, result.stderr
+    assert "would take it, but rule 1 was first" in result.stdout
+    assert "is not found in it" in result.stdout
+
+
+def test_explain_of_a_module_that_is_not_there(kt: Kt, moe_folder: str) -> None:
+    result = kt("rules", "explain", moe_folder, "model.layers.1.mlp.experts.3")
+    assert result.exit_code == 2
+    assert "its experts are model.layers.N.mlp.experts, N = 1–2" in result.stderr

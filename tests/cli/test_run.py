@@ -42,8 +42,8 @@ def test_stderr_tells_rules_backend_layers_and_both_speeds(kt: Kt, moe_folder: s
     result = kt("run", moe_folder, "--prompt", "abc", "--max-new-tokens", "8", "--backend", "INT8", "--threads", "1")
     tier = kt_kernel.cpu_info().chosen["INT8"]
     assert "rules: Qwen3MoE, which ships for model type qwen3_moe" in result.stderr
-    assert f"INT8 on {tier}, 1 thread" in result.stderr
-    assert ": 2 layers" in result.stderr
+    told = f"rule 1 (Qwen3MoE.yaml:2): asked for INT8, runs INT8 on {tier}, 1 thread (KExpertsCPU)"
+    assert f"model.layers.N.mlp.experts, N = 1–2: {told}" in result.stderr
     assert "prefill 3 tokens at" in result.stderr
     assert "decode 7 tokens at" in result.stderr
 
@@ -145,7 +145,14 @@ def test_a_truncated_weight_file_is_words_and_no_traceback(kt: Kt, moe_folder: s
 
 def test_a_healthy_run_says_nothing_but_what_it_did(kt: Kt, moe_folder: str) -> None:
     result = kt("run", moe_folder, "--prompt", "abc", "--max-new-tokens", "2")
-    assert [line.split(":")[0] for line in result.stderr.splitlines()] == ["rules", "experts", "speed"]
+    said = [line.split(":")[0] for line in result.stderr.splitlines()]
+    assert said == ["rules", "model.layers.N.mlp.experts, N = 1–2", "speed"]
+
+
+def test_verbose_names_every_layer(kt: Kt, moe_folder: str) -> None:
+    result = kt("run", moe_folder, "--prompt", "abc", "--max-new-tokens", "1", "--verbose")
+    for layer in (1, 2):
+        assert f"model.layers.{layer}.mlp.experts: rule 1 (Qwen3MoE.yaml:2): asked for auto, runs BF16" in result.stderr
 
 
 def test_the_clock_splits_prefill_from_decode() -> None:

@@ -89,6 +89,29 @@ def test_experts_left_out_are_in_the_report() -> None:
     assert "(op PassThrough)" in str(report)
 
 
+def test_a_start_names_rule_backend_and_what_runs_for_each_range_of_layers() -> None:
+    rules = [
+        make_rule(r"layers\.1\.mlp\.experts$", "default"),
+        make_rule(r"layers\.2\.mlp\.experts$", "KTransformersExperts", backend="AVX2INT8", threads=1),
+    ]
+    report = _inject(make_qwen3_moe(num_hidden_layers=5), *rules, make_rule(r"layers\.3\..*experts$", PACKING))
+    (tier,) = {r.details["tier"] for r in report.replacements if "tier" in r.details}
+    runs = f"asked for AVX2INT8, runs INT8 on {tier}, 1 thread (KExpertsCPU)"
+    assert report.lines() == [
+        f"model.layers.2.mlp.experts: rule 2 (<python>): {runs}",
+        "model.layers.3.mlp.experts: rule 3 (<python>): asked for auto, runs op Packing",
+        "model.layers.1.mlp.experts: rule 1 keeps transformers' own",
+        "model.layers.4.mlp.experts: no rule matches, transformers' own",
+    ]
+
+
+def test_equal_layers_share_a_line_unless_each_is_asked_for() -> None:
+    report = _inject(make_qwen3_moe())
+    said = "rule 1 (<python>): asked for INT8, runs op Packing"
+    assert report.lines() == [f"model.layers.N.mlp.experts, N = 1–2: {said}"]
+    assert report.lines(verbose=True) == [f"model.layers.{n}.mlp.experts: {said}" for n in (1, 2)]
+
+
 def test_the_report_as_plain_data() -> None:
     rules = [make_rule("lm_head", "default"), make_rule(EXPERTS, PACKING)]
     data = json.loads(json.dumps(_inject(make_qwen3_moe(), *rules).as_dict()))

@@ -8,6 +8,8 @@ import pytest
 
 from ktransformers.errors import RuleMatchError
 from ktransformers.injection import apply_plan, make_plan
+from ktransformers.injection.proposal import propose_pattern
+from ktransformers.injection.tree import without_numbers
 from ktransformers.rules import parse_rules
 from tests.injection.rules_of import EXPERTS, make_rule
 from tests.models import make_granite_moe, make_llama_dense, make_qwen3_moe
@@ -104,3 +106,51 @@ def test_dead_rules_can_be_allowed_and_are_warnings_then(caplog: pytest.LogCaptu
     assert "rule 2: matches no module" in caplog.text
     assert report.counts() == {1: 2, 2: 0}
     assert "rule 2: matches no module" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "proposed"),
+    [
+        (r"^model\.layers\..*\.mlp\.experts\.\d+\.(gate|up|down)_proj$", r"^model\.layers\.\d+\.mlp\.experts$"),
+        (r".*block_sparse_moe\.experts$", r"^model\.layers\.\d+\.mlp\.experts$"),
+        (r"^model\.layers\.2\.block_sparse_moe\.experts$", r"^model\.layers\.2\.mlp\.experts$"),
+        (r"layers\.(0|[1-9])\.moe\.experts$", r"^model\.layers\.(0|[1-9])\.mlp\.experts$"),
+        (r"layers\.77\.moe\.experts$", r"^model\.layers\.\d+\.mlp\.experts$"),
+        (r"self_atn\.q_proj$", r"^model\.layers\.\d+\.self_attn\.q_proj$"),
+    ],
+)
+def test_a_dead_rule_comes_with_a_pattern_that_matches(pattern: str, proposed: str) -> None:
+    model = make_qwen3_moe()
+    error = _error_of([make_rule(pattern)], model)
+    assert f"try name: '{proposed}', which matches " in error
+    plan = make_plan([make_rule(proposed)], model)
+    assert f"which matches {len(plan.replacements)} module" in error
+    (shape,) = {without_numbers(decision.name) for decision in plan.replacements}
+    assert shape.rpartition(".")[2] in ("experts", "q_proj")
+
+
+def test_a_proposal_for_a_name_and_a_class_finds_modules_of_that_class() -> None:
+    error = _error_of([make_rule(r"self_atn\.k_prj$", of="torch.nn.Linear")])
+    assert r"try name: '^model\.layers\.\d+\.self_attn\.k_proj$', which matches 3 modules here" in error
+
+
+def test_nothing_is_proposed_where_nothing_is_near() -> None:
+    assert "try name" not in _error_of([make_rule("^zzz$"), make_rule(EXPERTS)], make_llama_dense())
+
+
+@pytest.mark.parametrize(
+    ("targets", "pattern"),
+    [
+        (["a.1.x", "a.2.x"], r"^a\.\d+\.x$"),
+        (["a.1.x", "a.1.y.0.x"], r"^(a\.1\.x|a\.1\.y\.0\.x)$"),
+        (["a.1.x"], r"^a\.1\.x$"),
+        (["a.1.x", "a.3.x"], r"^(a\.1\.x|a\.3\.x)$"),
+    ],
+)
+def test_a_proposal_finds_its_targets_and_nothing_else(targets: list[str], pattern: str) -> None:
+    names = {"a", "a.1", "a.1.x", "a.2.x", "a.1.y.0.x", "a.12.xx", "b.a.1.x", *targets}
+    assert propose_pattern("meant", targets, names) == pattern
+
+
+def test_without_targets_there_is_no_proposal() -> None:
+    assert propose_pattern("meant", [], ["a.1.x"]) is None

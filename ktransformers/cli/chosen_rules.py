@@ -1,0 +1,58 @@
+"""`--rules` and `--backend`: the rules that a command goes by."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ktransformers.cli.console import say
+
+if TYPE_CHECKING:
+    from ktransformers.rules import RuleSet
+
+__all__ = ["choose_rules"]
+
+_EXPERTS_CLASS = "KTransformersExperts"
+
+
+def choose_rules(model: str, rules: str | None, backend: str | None = None, threads: int | None = None) -> RuleSet:
+    """The rules asked for, or those that ship for the model's type; with another backend where one is asked for."""
+    from ktransformers.checkpoints import locate
+    from ktransformers.injection import load_config
+    from ktransformers.rules import default_rules_for, load_rules
+
+    folder = locate(model)
+    if rules is None:
+        model_type = load_config(folder).model_type
+        path = default_rules_for(model_type)
+        say(f"rules: {path.stem}, which ships for model type {model_type}")
+        chosen = load_rules(path)
+    else:
+        chosen = load_rules(rules)
+    if backend is not None:
+        chosen = _with_backend(chosen, backend)
+    return chosen if threads is None else _with_threads(chosen, threads)
+
+
+def _with_threads(rules: RuleSet, threads: int) -> RuleSet:
+    """For experts whose rule does not say."""
+    changed = (
+        replace(rule, kwargs={"threads": threads, **rule.kwargs}) if _EXPERTS_CLASS in rule.replacement else rule
+        for rule in rules
+    )
+    return replace(rules, rules=tuple(changed))
+
+
+def _with_backend(rules: RuleSet, backend: str) -> RuleSet:
+    import kt_kernel
+    from ktransformers.errors import RuleFileError
+
+    kt_kernel.parse_backend(backend)
+    has_backend = [rule.replacement.endswith(_EXPERTS_CLASS) for rule in rules]
+    if not any(has_backend):
+        raise RuleFileError(f"--backend {backend}: no rule of {rules.origin} uses {_EXPERTS_CLASS}, whose it is")
+    changed = (
+        replace(rule, kwargs={**rule.kwargs, "backend": backend}) if has else rule
+        for rule, has in zip(rules, has_backend, strict=True)
+    )
+    return replace(rules, rules=tuple(changed))

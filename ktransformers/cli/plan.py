@@ -1,0 +1,55 @@
+"""`kt plan`: what a model will take and do on this machine, before a weight is read."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from ktransformers.cli.chosen_rules import choose_rules
+from ktransformers.cli.console import errors, listen_to_logs, results
+from ktransformers.cli.failures import DOES_NOT_FIT
+
+__all__ = ["plan"]
+
+
+def plan(
+    model: Annotated[
+        str, typer.Argument(help="A model folder, or a model id in the local cache. Only its config is read.")
+    ],
+    rules: Annotated[
+        str | None, typer.Option(help="A rule file, or the name of a shipped one. Default: by the model's type.")
+    ] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="Overrides the backend of the rules: AMXINT8, AMXBF16, INT8, BF16, auto …")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Worker threads of the kernel, which measure the bandwidth too.")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Tokens in the cache. Default: 4096, or what the model has at most.")
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="Measure the memory bandwidth, for the ceiling of decoding.")
+    ] = True,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Say what runs for each layer, not each range.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON, in bytes and tokens a second.")] = False,
+) -> None:
+    """Memory, formats, reads and the ceiling of decoding, without a weight read. Exit code 3 when it does not fit."""
+    listen_to_logs()
+    import kt_kernel
+    from ktransformers import forecast
+
+    chosen = choose_rules(model, rules, backend, threads)
+    bandwidth = kt_kernel.read_bandwidth(threads) if measure else None
+    found = forecast(model, chosen, context=context, bandwidth=bandwidth)
+    if as_json:
+        results().print(json.dumps(found.as_dict(), indent=2), markup=False)
+    else:
+        for line in [*found.lines(verbose=verbose), "", *found.figures()]:
+            results().print(line, markup=False)
+    if not found.fits:
+        errors().print("error: ", style="bold red", end="")
+        errors().print("the model does not fit into this process's memory", markup=False)
+        raise typer.Exit(DOES_NOT_FIT)

@@ -1,0 +1,35 @@
+"""What `kt run`, `kt serve` and `kt chat` find out and say before they read weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ktransformers.cli.console import say
+
+if TYPE_CHECKING:
+    from ktransformers.rules import RuleSet
+
+__all__ = ["announce"]
+
+
+def announce(
+    model: str, rules: RuleSet, *, context: int | None = None, verbose: bool = False, force: bool = False
+) -> None:
+    """Says on stderr which rule puts what where and what will run, a line for each range of layers (`verbose`: for
+    each module).
+
+    Raises `DoesNotFitError` with the numbers for a model that needs more memory than there is with `context` tokens;
+    with `force` that is only said.
+    """
+    from ktransformers import forecast
+    from ktransformers.errors import DoesNotFitError
+
+    found = forecast(model, rules, context=context)
+    for line in found.lines(verbose=verbose) or ["experts: transformers' own, no rule replaces any"]:
+        say(line)
+    try:
+        found.raise_unless_fits()
+    except DoesNotFitError as error:
+        if not force:
+            raise DoesNotFitError(f"{error}. `--force` goes on all the same") from None
+        say(f"warning: {error}")
