@@ -69,11 +69,11 @@ class CheckpointSource:
         """
         parts = {name: self._parts(name) for name in names}
         with ExitStack() as stack:
+            stack.callback(give_back)
+            stack.enter_context(progress_bar(shown=False))
             read = self._files.opened(stack)
             jobs = (partial(self._read, read, name, part) for name in names for part in parts[name])
             reads = stack.enter_context(closing(read_ahead(jobs)))
-            stack.callback(give_back)
-            stack.enter_context(progress_bar(shown=False))
             yield (CheckpointModule(self._twin.get_submodule(name), reads) for name in names)
 
     def _parts(self, name: str) -> list[Part]:
@@ -94,10 +94,9 @@ class CheckpointSource:
 
     def _read(self, read: ReadRows, name: str, part: Part) -> Read:
         rows = slice(part.first, part.last)
-        tensors = {
-            tensor: Unread(read, tensor, rows if tensor in part.sliced else slice(None)) for tensor in part.tensors
-        }
         try:
+            # Read here, on one thread: glibc gives each thread an arena of its own, of which it returns little.
+            tensors = {t: read(t, rows if t in part.sliced else slice(None)) for t in part.tensors}
             filled, info = self._convert(name, part, tensors, "cpu")
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"the weights of {name} cannot be read from {self._files.folder}: {error}") from error
