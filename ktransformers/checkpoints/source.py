@@ -18,6 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from kt_kernel.checkpoint import LazyStack
+from kt_kernel.packed_file import Source
 from ktransformers.checkpoints.conversion import branch, conversion_mapping, convert_into, sources_of
 from ktransformers.checkpoints.headers import TORCH_DTYPES, CheckpointFiles, ReadRows, Unread
 from ktransformers.checkpoints.memory import give_back
@@ -47,6 +48,14 @@ class CheckpointSource:
         self._names = sources_of(twin, files.tensors, names)
         self._mapping = conversion_mapping(twin)
         self._read_since = 0
+
+    def identity(self) -> tuple[Sequence[Source], Mapping[str, Any]]:
+        """The files, and everything else about the source that decides which numbers its modules hold."""
+        config = self._twin.config.to_diff_dict()
+        for name in ("quantization_config", "transformers_version", "_name_or_path"):
+            config.pop(name, None)
+        about = {"tensors": self._files.digest(), "model": type(self._twin).__name__, "config": config}
+        return self._files.sources(), {**about, "dtype": str(self._twin.dtype)}
 
     def holds(self, name: str) -> bool:
         """Whether the tensors of a module on disk make all of its parameters and nothing else: then it can be read

@@ -1,0 +1,241 @@
+"""Packed experts kept between starts: equal bits, read from nowhere else, and never one that does not fit."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from kt_kernel.packed_file import open_packed
+from ktransformers import KTransformer
+from ktransformers.checkpoints import CheckpointSource
+from ktransformers.loading.cache import cache_folder
+from ktransformers.operators.experts import KTransformersExperts
+from tests import models
+from tests.checkpoints.folders import make_checkpoint
+
+IDS = torch.arange(20).view(1, 20)
+
+
+def _rules(backend: str) -> list[dict[str, Any]]:
+    return [
+        {"match": {"name": r"\.experts$"}, "replace": {"class": "KTransformersExperts", "kwargs": {"backend": backend}}}
+    ]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return make_checkpoint(tmp_path / "tiny-moe")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    caplog.set_level(logging.INFO)
+    return lambda: [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Names of modules whose floats were read from the checkpoint."""
+    names: list[str] = []
+    modules = CheckpointSource.modules
+
+    def spied(self: CheckpointSource, wanted: Any) -> Any:
+        names.extend(wanted)
+        return modules(self, wanted)
+
+    monkeypatch.setattr(CheckpointSource, "modules", spied)
+    return names
+
+
+def _load(checkpoint: Path, cache: Path | bool, backend: str = "INT8", **options: Any) -> torch.Tensor:
+    model = KTransformer.from_pretrained(checkpoint, _rules(backend), cache=cache, **options)
+    with torch.inference_mode():
+        logits: torch.Tensor = model.model(IDS).logits
+    return logits
+
+
+def _files(cache: Path) -> list[Path]:
+    return sorted(cache.glob("experts/*/*"))
+
+
+@pytest.mark.parametrize("backend", ["INT8", "BF16"])
+@pytest.mark.parametrize("mapped", ["ON", "OFF", ""])
+def test_the_second_start_reads_no_expert_and_computes_the_same(
+    checkpoint: Path, cache: Path, read: list[str], backend: str, mapped: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KT_CACHE_MAP", mapped)
+    without = _load(checkpoint, False, backend)
+    read.clear()
+    assert torch.equal(_load(checkpoint, cache, backend), without)
+    assert len(read) == len(_files(cache)) == 2
+    read.clear()
+    assert torch.equal(_load(checkpoint, cache, backend), without)
+    assert read == []
+
+
+def test_experts_are_mapped_not_copied(checkpoint: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KT_CACHE_MAP", "ON")
+    _load(checkpoint, cache)
+    model = KTransformer.from_pretrained(checkpoint, _rules("INT8"), cache=cache)
+    operators = [m for m in model.model.modules() if isinstance(m, KTransformersExperts)]
+    wrappers = [operator.packed_in for operator in operators]
+    assert [wrapper._packed.mapped for wrapper in wrappers if wrapper and wrapper._packed] == [True, True]
+    maps = Path("/proc/self/maps").read_text()
+    assert all(str(path) in maps for path in _files(cache))
+    for path in _files(cache):  # what evicting does while a process runs on them
+        path.unlink()
+    with torch.inference_mode():
+        assert model.model(IDS).logits.isfinite().all()
+
+
+def test_formats_and_rotation_have_files_of_their_own(checkpoint: Path, cache: Path) -> None:
+    _load(checkpoint, cache, "INT8")
+    _load(checkpoint, cache, "BF16")
+    rules = _rules("INT8")
+    rules[0]["replace"]["kwargs"]["rotate"] = False
+    KTransformer.from_pretrained(checkpoint, rules, cache=cache)
+    assert len(_files(cache)) == 6
+    assert len(list(cache.glob("experts/*"))) == 1
+
+
+def test_backends_of_one_format_share_theirs(checkpoint: Path, cache: Path) -> None:
+    assert torch.equal(_load(checkpoint, cache, "AMXINT8"), _load(checkpoint, cache, "AVX2INT8"))
+    assert len(_files(cache)) == 2
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _damage_the_header(path: Path) -> None:
+    path.write_bytes(b"\xff" * 64 + path.read_bytes()[64:])
+
+
+def _put_another_layer_there(path: Path) -> None:
+    other = next(file for file in path.parent.iterdir() if file != path)
+    path.write_bytes(other.read_bytes())
+
+
+def _change_the_layout_version(path: Path) -> None:
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header["__metadata__"]["layout"] = "1"
+    text = json.dumps(header).encode().ljust(length)
+    path.write_bytes(content[:8] + text + content[8 + length :])
+
+
+@pytest.mark.parametrize("spoil", [_truncate, _damage_the_header, _put_another_layer_there, _change_the_layout_version])
+def test_a_file_that_does_not_fit_is_packed_anew_with_one_line(
+    checkpoint: Path, cache: Path, read: list[str], said: Callable[[], list[str]], spoil: Callable[[Path], None]
+) -> None:
+    wanted = _load(checkpoint, cache)
+    spoil(_files(cache)[0])
+    read.clear()
+    assert torch.equal(_load(checkpoint, cache), wanted)
+    assert read == ["model.layers.1.mlp.experts"]
+    (line,) = said()
+    assert "model.layers.1.mlp.experts is packed anew" in line
+    read.clear()
+    assert torch.equal(_load(checkpoint, cache), wanted)
+    assert read == []
+
+
+def test_a_changed_checkpoint_is_another_one(checkpoint: Path, cache: Path, read: list[str]) -> None:
+    _load(checkpoint, cache)
+    path = checkpoint / "model.safetensors"
+    before = path.stat()
+    tensors = load_file(path)
+    changed = {name: tensor * 2 if ".experts." in name else tensor for name, tensor in tensors.items()}
+    save_file(changed, path, metadata={"format": "pt"})
+    assert path.stat().st_size == before.st_size
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    wanted = _load(checkpoint, False)
+    read.clear()
+    assert torch.equal(_load(checkpoint, cache), wanted)
+    assert len(read) == 2
+
+
+def test_another_dtype_is_another_source(checkpoint: Path, cache: Path, read: list[str]) -> None:
+    _load(checkpoint, cache)
+    read.clear()
+    _load(checkpoint, cache, dtype=torch.bfloat16)
+    assert len(read) == 2
+
+
+def test_a_place_that_cannot_be_written_is_one_line(
+    checkpoint: Path, tmp_path: Path, said: Callable[[], list[str]]
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    assert torch.equal(_load(checkpoint, tmp_path / "file"), _load(checkpoint, False))
+    (line,) = said()
+    assert "are not kept for the next start" in line
+
+
+def test_a_disk_that_is_full_half_way_is_one_line_and_leaves_nothing_half(
+    checkpoint: Path, cache: Path, said: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert torch.equal(_load(checkpoint, cache), _load(checkpoint, False))
+    (line,) = said()
+    assert "No space left on device" in line
+    assert _files(cache) == []
+
+
+def test_the_limit_removes_what_was_not_used_for_longest(
+    tmp_path: Path, cache: Path, said: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [make_checkpoint(tmp_path / f"model-{n}", models.make_qwen3_moe, seed=n) for n in range(3)]
+    for age, folder in enumerate(folders[:2]):
+        _load(folder, cache)
+        used = next(cache.glob(f"experts/{folder.name}-*"))
+        os.utime(used, (1000 + age, 1000 + age))
+    _load(folders[0], cache)  # used again: the other one is older now
+    size = sum(file.stat().st_size for file in _files(cache)) // 2
+    monkeypatch.setenv("KT_CACHE_LIMIT", str(size * 5 // 2))
+    _load(folders[2], cache)
+    assert {folder.name.rpartition("-")[0] for folder in cache.glob("experts/*")} == {"model-0", "model-2"}
+    monkeypatch.setenv("KT_CACHE_LIMIT", "10K")
+    _load(folders[1], cache)
+    (line,) = said()
+    assert "KT_CACHE_LIMIT" in line
+    assert {folder.name.rpartition("-")[0] for folder in cache.glob("experts/*")} == {"model-0", "model-2"}
+
+
+def test_kept_floats_are_read_and_nothing_is_cached(checkpoint: Path, cache: Path) -> None:
+    KTransformer.from_pretrained(checkpoint, _rules("INT8"), cache=cache, keep_float=True)
+    assert not cache.exists()
+
+
+def test_the_usual_place_is_the_user_s_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("KT_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "xdg" / "ktransformers"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "ktransformers"
+    monkeypatch.setenv("KT_CACHE_DIR", str(tmp_path / "own"))
+    assert cache_folder() == tmp_path / "own"
+
+
+def test_a_cached_file_is_one_that_the_wrapper_loads(checkpoint: Path, cache: Path) -> None:
+    _load(checkpoint, cache)
+    layer = open_packed(_files(cache)[0])
+    assert layer.prefix == "model.layers.1.mlp.experts"
+    assert [source.name for source in layer.sources] == ["model.safetensors"]
