@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from kt_kernel.checkpoint import LazyStack
 from kt_kernel.packed_file import Source
 from ktransformers.checkpoints.conversion import branch, conversion_mapping, convert_into, sources_of
-from ktransformers.checkpoints.headers import TORCH_DTYPES, CheckpointFiles, ReadRows, Unread
+from ktransformers.checkpoints.headers import TORCH_DTYPES, CheckpointFiles, ReadRows
 from ktransformers.checkpoints.memory import give_back
 from ktransformers.checkpoints.parts import Part, split_experts
 from ktransformers.checkpoints.preflight import verify_complete

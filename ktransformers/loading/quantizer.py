@@ -82,7 +82,7 @@ class KTransformersQuantizer(HfQuantizer):
 
     def _load_placed(self, source: WeightsSource, model: PreTrainedModel) -> None:
         options = self.quantization_config
-        cache = None if options.keep_float else open_cache(options.cache, source, model.name_or_path)
+        cache = None if options.keep_float else open_cache(options.cache, source, model.name_or_path or "model")
         if cache is None:
             with source.modules([slot.name for slot in self._placed]) as weights:
                 load_placed(self._placed, weights, keep_float=options.keep_float)
