@@ -1,0 +1,92 @@
+"""A GGUF model as transformers knows it: configuration, model on the meta device, weights looked up, tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from ktransformers.checkpoints.gguf.architectures import ARCHITECTURES, Architecture
+from ktransformers.checkpoints.gguf.checkpoint import GgufCheckpoint, open_gguf
+from ktransformers.checkpoints.gguf.facts import Facts
+from ktransformers.checkpoints.gguf.tokenizer import end_tokens, load_gguf_tokenizer
+from ktransformers.checkpoints.gguf.weights import GgufWeights, match_weights
+from ktransformers.errors import CheckpointError
+
+__all__ = ["GgufModel"]
+
+_LISTED = 20
+
+
+@dataclass(frozen=True)
+class GgufModel:
+    """Everything about the model but its weights' numbers."""
+
+    checkpoint: GgufCheckpoint
+    architecture: Architecture
+    config: PreTrainedConfig
+
+    @classmethod
+    def open(cls, files: list[Path]) -> GgufModel:
+        """Reads headers only. Raises `CheckpointError` that lists everything that is wrong with them."""
+        checkpoint = open_gguf(files)
+        architecture = ARCHITECTURES.get(checkpoint.architecture)
+        if architecture is None:
+            problem = (
+                f"architecture {checkpoint.architecture!r} is not read; architectures: {', '.join(ARCHITECTURES)}"
+                if checkpoint.architecture
+                else "the metadata lack general.architecture"
+            )
+            raise _error(checkpoint, [problem, *checkpoint.problems])
+        facts = Facts(checkpoint)
+        said = architecture.config(facts)
+        problems = [*checkpoint.problems, *facts.problems]
+        try:
+            config = AutoConfig.for_model(**said)
+        except Exception as error:  # validation of transformers raises of many types
+            raise _error(
+                checkpoint, [*problems, f"the metadata make no {said['model_type']} model: {error}"]
+            ) from error
+        config.name_or_path = str(files[0])
+        model = cls(checkpoint, architecture, config)
+        if problems:
+            raise _error(checkpoint, problems)
+        return model
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the float weights where the user does not say: fp32 where all matrices are, else bf16, which holds the
+        numbers of most F16 files too, for they were converted from it, and does not overflow as fp16 may.
+        """
+        matrices = {tensor.type for tensor in self.checkpoint.tensors.values() if len(tensor.shape) > 1}
+        return torch.float32 if matrices <= {"F32"} else torch.bfloat16
+
+    def weights(self, meta: PreTrainedModel, dtype: torch.dtype) -> GgufWeights:
+        """Raises `CheckpointError` that lists what is missing, left over or of a wrong shape."""
+        found = match_weights(self.checkpoint, self.architecture, meta, dtype)
+        if found.problems:
+            raise _error(self.checkpoint, found.problems)
+        return found
+
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        return load_gguf_tokenizer(self.checkpoint)
+
+    def generation_config(self) -> GenerationConfig:
+        """The tokens that begin and end texts; sampling is left to the user."""
+        ids: dict[str, Any] = {
+            "bos_token_id": self.config.bos_token_id,
+            "eos_token_id": end_tokens(self.checkpoint) or None,
+            "pad_token_id": self.config.pad_token_id,
+        }
+        return GenerationConfig(**ids)
+
+
+def _error(checkpoint: GgufCheckpoint, problems: list[str]) -> CheckpointError:
+    if len(problems) == 1:
+        return CheckpointError(f"{checkpoint.name} cannot be loaded: {problems[0]}")
+    more = [f"and {len(problems) - _LISTED} more"] if len(problems) > _LISTED else []
+    listed = "".join(f"\n  - {problem}" for problem in [*problems[:_LISTED], *more])
+    return CheckpointError(f"{checkpoint.name} cannot be loaded:{listed}")
