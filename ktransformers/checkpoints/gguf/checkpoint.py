@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +23,21 @@ from ktransformers.errors import CheckpointError
 
 __all__ = ["GgufCheckpoint", "open_gguf"]
 
+_EXPERTS = re.compile(r"\.ffn_(gate|up|down|gate_up)(_exps|\.\d+)\.weight$")
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
-_DEQUANTIZED = sorted(quant.name for quant in gguf.quants._type_traits)
-"""Types that the gguf package decodes."""
+
+
+def _decodes(kind: GGMLQuantizationType) -> bool:
+    """Whether the gguf package does, shown by a block of zeros."""
+    try:
+        gguf.quants.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
+
+
+_READABLE = frozenset({*_PLAIN, *blocks.BLOCK_TYPES, *(kind.name for kind in gguf.GGML_QUANT_SIZES if _decodes(kind))})
+"""Types that are read: whatever the gguf package decodes, and plain floats."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +58,12 @@ class GgufCheckpoint:
     def name(self) -> str:
         """For messages: the file, or the first of several."""
         return str(self.files[0])
+
+    @property
+    def expert_types(self) -> list[str]:
+        """The quantised types of experts' matrices."""
+        found = {tensor.type for name, tensor in self.tensors.items() if _EXPERTS.search(name)}
+        return sorted(found - _PLAIN.keys())
 
     def read(self, tensor: TensorInfo, index: int | None = None, *, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A tensor as floats; with `index`, that part of its slowest dimension.
@@ -74,6 +94,13 @@ class GgufCheckpoint:
         shape = tensor.shape if index is None else tensor.shape[1:]
         return blocks.unpack(tensor.type, _rows(self._bytes(tensor, index), shape))
 
+    def announce(self, tensor: TensorInfo) -> None:
+        """Tells the disk that a tensor will be read soon, where the system has a way to."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        with contextlib.suppress(OSError), tensor.file.open("rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), tensor.offset, tensor.nbytes, os.POSIX_FADV_WILLNEED)
+
     def _bytes(self, tensor: TensorInfo, index: int | None) -> NDArray[np.uint8]:
         """Read, not mapped: mapped pages would count as this process's memory."""
         size = tensor.nbytes if index is None else tensor.nbytes // tensor.shape[0]
@@ -81,7 +108,7 @@ class GgufCheckpoint:
         try:
             with tensor.file.open("rb", buffering=0) as file:
                 file.seek(tensor.offset + (index or 0) * size)
-                view, there = memoryview(raw), 0
+                view, there = memoryview(raw.data), 0
                 while there < size and (step := file.readinto(view[there:])):
                     there += step
         except OSError as error:
@@ -139,14 +166,13 @@ def _split_problems(parts: list[GgufFile]) -> list[str]:
 
 
 def _unreadable_types(tensors: dict[str, TensorInfo]) -> list[str]:
-    readable = {*_PLAIN, *blocks.BLOCK_TYPES, *_DEQUANTIZED}
     unreadable: dict[str, list[str]] = {}
     for tensor in tensors.values():
-        if tensor.type not in readable:
+        if tensor.type not in _READABLE:
             unreadable.setdefault(tensor.type, []).append(tensor.name)
     return [
         f"type {kind} is not read ({len(names)} {'tensor' if len(names) == 1 else 'tensors'}, such as {names[0]}); "
-        f"types: {', '.join(sorted(readable))}"
+        f"types: {', '.join(sorted(_READABLE))}"
         for kind, names in sorted(unreadable.items())
     ]
 

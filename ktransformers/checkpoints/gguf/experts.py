@@ -57,6 +57,12 @@ class BlockExperts:
         yield from {entry.tensor.name for experts in self.matrices.values() for entry in experts}
         yield from (tensor.name for tensor in self.biases.values())
 
+    def announce(self) -> None:
+        """Tells the disk that all of it will be read soon."""
+        entries = {entry.tensor.name: entry.tensor for experts in self.matrices.values() for entry in experts}
+        for tensor in entries.values():
+            self.checkpoint.announce(tensor)
+
     def floats(self, projection: str, expert: int, dtype: torch.dtype) -> torch.Tensor:
         """(channels, inputs)."""
         entry = self.matrices[projection][expert]
@@ -95,9 +101,9 @@ class BlockExperts:
 
 
 def find_experts(checkpoint: GgufCheckpoint, block: str, experts: int) -> BlockExperts:
-    """The experts of `block` ("blk.3") in any of the three ways in which files hold them: a stack a projection, gate and
-    up in one stack (gate's rows first, as llama.cpp writes and reads it), or a tensor an expert (files of before April
-    2024).
+    """The experts of `block` ("blk.3") in any of the ways in which files hold them: a stack a projection; gate and up
+    in one stack, gate's rows first, as llama.cpp writes and reads it; or a tensor an expert, in files of before April
+    2024.
     """
     tensors = checkpoint.tensors
     matrices: dict[str, list[ExpertTensor]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 from pathlib import Path
@@ -23,8 +22,7 @@ def find_gguf(name_or_path: str | os.PathLike[str]) -> list[Path] | None:
     A folder counts when it holds GGUF files and no config.json. Raises `CheckpointError` for parts that are missing and
     for a folder or a pattern that fits several models.
     """
-    text = os.path.expanduser(os.fspath(name_or_path))
-    path = Path(text)
+    path = Path(name_or_path).expanduser()
     if path.is_dir():
         if (path / "config.json").is_file():
             return None
@@ -32,12 +30,12 @@ def find_gguf(name_or_path: str | os.PathLike[str]) -> list[Path] | None:
         return _only(found, path) if found else None
     if path.is_file():
         return _with_siblings(path) if _is_gguf(path) or _starts_as_gguf(path) else None
-    if not text.lower().endswith(".gguf"):
+    if path.suffix.lower() != ".gguf":
         return None
-    if glob.has_magic(text):
-        found = sorted(Path(p) for p in glob.glob(text))
+    if any(character in path.name for character in "*?["):
+        found = sorted(path.parent.glob(path.name))
         if not found:
-            raise CheckpointError(f"no file fits {text}")
+            raise CheckpointError(f"no file fits {path}")
         return _only(found, path)
     # A part that is absent may belong to a set whose other parts are here: then that is what has to be said.
     if _PART.fullmatch(path.name) and any(path.parent.glob("*.gguf")):

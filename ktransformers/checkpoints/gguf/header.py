@@ -61,7 +61,7 @@ def read_header(path: Path) -> GgufFile:
                 return _parse(path, size, data)
     except (struct.error, IndexError, UnicodeDecodeError, OverflowError, MemoryError) as error:
         raise CheckpointError(
-            f"{path} is damaged or cut short: its header ({size} bytes are there) cannot be read ({error}): copy it again"
+            f"{path} is damaged or cut short at {size} bytes: its header cannot be read ({error}): copy it again"
         ) from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error

@@ -9,14 +9,17 @@ from typing import Any
 import torch
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from kt_kernel import KernelError
 from ktransformers.checkpoints.gguf.architectures import ARCHITECTURES, Architecture
 from ktransformers.checkpoints.gguf.checkpoint import GgufCheckpoint, open_gguf
 from ktransformers.checkpoints.gguf.facts import Facts
 from ktransformers.checkpoints.gguf.tokenizer import end_tokens, load_gguf_tokenizer
 from ktransformers.checkpoints.gguf.weights import GgufWeights, match_weights
-from ktransformers.errors import CheckpointError
+from ktransformers.checkpoints.preflight import raise_if_missing
+from ktransformers.checkpoints.progress import progress_bar
+from ktransformers.errors import CheckpointError, KTransformersError
 
-__all__ = ["GgufModel"]
+__all__ = ["GgufModel", "load_gguf"]
 
 _LISTED = 20
 
@@ -82,6 +85,36 @@ class GgufModel:
             "pad_token_id": self.config.pad_token_id,
         }
         return GenerationConfig(**ids)
+
+
+def load_gguf(
+    opened: GgufModel, weights: GgufWeights, model_class: type[PreTrainedModel], *, dtype: torch.dtype, **kwargs: Any
+) -> PreTrainedModel:
+    """The model with its weights, in eval mode; `kwargs` as for transformers' `from_pretrained`.
+
+    Raises `CheckpointError` when a file changed since its header was read, and what operators raise.
+    """
+    with progress_bar():
+        try:
+            loaded: Any = model_class.from_pretrained(
+                None,
+                config=opened.config,
+                state_dict=weights.state(),
+                dtype=dtype,
+                output_loading_info=True,
+                **kwargs,
+            )
+        except (KTransformersError, KernelError):
+            raise
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            raise CheckpointError(f"transformers cannot load {opened.checkpoint.name}: {error}") from error
+    model, info = loaded
+    raise_if_missing(info["missing_keys"], model, opened.checkpoint.name)
+    assert isinstance(model, PreTrainedModel)
+    model.config.name_or_path = model.name_or_path = opened.checkpoint.name
+    model.generation_config = opened.generation_config()
+    model.train(False)
+    return model
 
 
 def _error(checkpoint: GgufCheckpoint, problems: list[str]) -> CheckpointError:

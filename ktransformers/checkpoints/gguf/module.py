@@ -11,10 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ktransformers.checkpoints.gguf.experts import PROJECTIONS, BlockExperts, GroupedExperts
-from ktransformers.experts import ExpertsSpec, layer_weights
+from kt_kernel.checkpoint import LazyStack
+from ktransformers.checkpoints.gguf.experts import PROJECTIONS, BlockExperts
+from ktransformers.experts import ExpertsSpec, layer_weights, weight_shapes
 
 __all__ = ["ExpertsModule"]
+
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class ExpertsModule:
@@ -43,16 +46,20 @@ class ExpertsModule:
         """The experts as `kt_kernel.MoEWrapper.load_weights` takes them, each read when it is packed: in the file's own
         whole numbers and scales where it has such, else as floats.
         """
-        given: dict[str, Any] = {}
-        for projection, matrices in self.block.matrices.items():
-            if matrices[0].is_grouped:
-                given[f"{projection}_proj"] = GroupedExperts(self.block, projection)
-            else:
-                given[f"{projection}_proj"] = [
-                    self.block.floats(projection, expert, self._dtype) for expert in range(spec.num_experts)
-                ]
-            if projection in self.block.biases:
-                given[f"{projection}_proj_bias"] = self.block.bias(projection)
+        shapes = weight_shapes(spec)
+        stored = {entry.tensor.type for experts in self.block.matrices.values() for entry in experts}
+        # What is stored as floats of one type is packed from those; everything else from fp32, so that quantised
+        # weights are rounded once.
+        dtype = _FLOATS[stored.pop()] if len(stored) == 1 and stored <= _FLOATS.keys() else torch.float32
+        given = {}
+        for projection in self.block.matrices:
+            read = partial(self.block.floats, projection, dtype=dtype)
+            given[f"{projection}_proj"] = LazyStack(shapes[f"{projection}_proj"], _name(dtype), read)
+            if spec.has_bias:
+                bias = self.block.bias(projection).to(dtype)
+                given[f"{projection}_proj_bias"] = LazyStack(
+                    shapes[f"{projection}_proj_bias"], _name(dtype), bias.__getitem__
+                )
         return given
 
     def parameters(self) -> dict[str, Any]:
@@ -91,3 +98,7 @@ class _Indexed:
     def __getitem__(self, _: Any) -> torch.Tensor:
         tensor: torch.Tensor = self._read()
         return tensor
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

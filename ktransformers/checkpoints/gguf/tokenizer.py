@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
-from transformers.integrations.gguf import convert_gguf_tokenizer
+from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
 from ktransformers.checkpoints.gguf.checkpoint import GgufCheckpoint
 from ktransformers.checkpoints.gguf.pretokenizers import PRE_TOKENIZERS, pre_tokenizer
@@ -87,8 +87,8 @@ def _byte_level(said: dict[str, Any]) -> Tokenizer:
     name = said.get("ggml.pre", "default")
     if name not in PRE_TOKENIZERS:
         raise CheckpointError(
-            f"the vocabulary's pre-tokenizer {name!r} is not known, and another would cut text differently from what the "
-            f"model has learnt; known: {', '.join(PRE_TOKENIZERS)}"
+            f"the vocabulary's pre-tokenizer {name!r} is not known, and another would cut text differently from what "
+            f"the model has learnt; known: {', '.join(PRE_TOKENIZERS)}"
         )
     tokens, kinds = said["ggml.tokens"], said.get("ggml.token_type", [])
     merges = [(merge[: merge.index(" ", 1)], merge[merge.index(" ", 1) + 1 :]) for merge in said["ggml.merges"]]

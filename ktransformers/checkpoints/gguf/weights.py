@@ -5,7 +5,8 @@ read when it is taken.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +42,7 @@ class Parameter:
     dtype: torch.dtype
 
     def __getitem__(self, _: Any) -> torch.Tensor:
-        # What is stored as floats goes on as it is: transformers keeps some parameters in fp32 whatever the model's type.
+        # fp32 goes on as it is: transformers keeps some parameters in fp32 whatever the model's type.
         parts = [
             self.checkpoint.read(tensor, dtype=None if tensor.type == "F32" else self.dtype) for tensor in self.tensors
         ]
@@ -70,15 +71,28 @@ class GgufWeights:
     experts: dict[str, ExpertsModule] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
-    def state(self, without: Collection[str] = ()) -> dict[str, Any]:
-        """Parameters by name, unread, as transformers' `from_pretrained(state_dict=)` takes them; those of the experts
-        modules `without` are left out.
+    def state(self) -> dict[str, Any]:
+        """All parameters by name, unread, as transformers' `from_pretrained(state_dict=)` takes them. It reads those
+        that the model has.
         """
         state: dict[str, Any] = dict(self.parameters)
         for name, module in self.experts.items():
-            if name not in without:
-                state |= {f"{name}.{key}": parameter for key, parameter in module.parameters().items()}
+            state |= {f"{name}.{key}": parameter for key, parameter in module.parameters().items()}
         return state
+
+    def holds(self, name: str) -> bool:
+        """Whether a module can be read alone: experts can."""
+        return name in self.experts
+
+    @contextmanager
+    def modules(self, names: Sequence[str]) -> Iterator[Iterator[ExpertsModule]]:
+        """Experts modules in the order of `names`. The disk is asked for the next one's bytes when one is begun."""
+        yield (self._announced(names, place) for place in range(len(names)))
+
+    def _announced(self, names: Sequence[str], place: int) -> ExpertsModule:
+        if place + 1 < len(names):
+            self.experts[names[place + 1]].block.announce()
+        return self.experts[names[place]]
 
 
 def match_weights(
@@ -152,7 +166,7 @@ def _spelt(places: list[Made]) -> Iterator[str]:
     return (" and ".join(place.tensors) for place in places)
 
 
-def _as_it_is(tensors: Any, config: Any) -> torch.Tensor:
+def _as_it_is(tensors: Any, _: Any) -> torch.Tensor:
     (tensor,) = tensors
     assert isinstance(tensor, torch.Tensor)
     return tensor

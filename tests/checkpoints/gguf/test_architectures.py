@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
+
 from tests.checkpoints.gguf.loading import load, logits
-from tests.checkpoints.gguf.writer import Wish, write_gguf
+from tests.checkpoints.gguf.writer import write_gguf
 from tests.models import (
     make_deepseek_v2,
     make_deepseek_v3,
@@ -25,7 +26,6 @@ from tests.models import (
     make_qwen3_dense,
     make_qwen3_moe,
 )
-from transformers import PreTrainedModel
 
 Maker = Callable[..., PreTrainedModel]
 

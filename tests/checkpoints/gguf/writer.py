@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
-from tests.checkpoints.gguf.kquants import QUANTIZERS
-from tests.models import BOS, EOS, PAD, VOCABULARY, make_byte_tokenizer
 from transformers import PreTrainedModel
 
 from ktransformers.experts import ExpertsSpec, layer_weights
+from tests.checkpoints.gguf.kquants import QUANTIZERS
+from tests.models import BOS, EOS, PAD, VOCABULARY, make_byte_tokenizer
 
 Tensors = dict[str, NDArray[np.float32]]
 CHAT_TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}[assistant]"
@@ -220,7 +220,7 @@ def _mixtral(config: Any) -> dict[str, Any]:
 _DESCRIBED: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     "llama": ("llama", _head),
     "mixtral": ("llama", _mixtral),
-    "qwen2": ("qwen2", lambda config: {}),
+    "qwen2": ("qwen2", lambda _: {}),
     "qwen3": ("qwen3", _keys),
     "qwen2_moe": ("qwen2moe", _qwen2_moe),
     "qwen3_moe": ("qwen3moe", _qwen3_moe),

@@ -37,8 +37,8 @@ TensorName = str | Made | tuple[str | Made, ...]
 class Architecture:
     """name: `general.architecture`. config: the transformers configuration as a dictionary with `model_type`.
 
-    names: module or parameter of the model, inside a layer or outside of all, to tensor of the file, inside its block or
-    outside of all; `.weight` and `.bias` are carried over from modules.
+    names: module or parameter of the model, inside a layer or outside of all, to tensor of the file, inside its block
+    or outside of all; `.weight` and `.bias` are carried over from modules.
     """
 
     name: str
@@ -52,7 +52,7 @@ def decoder_config(facts: Facts, model_type: str, **more: Any) -> dict[str, Any]
     """What all decoders have in common; `more` is added, or replaces it."""
     heads = facts.need("attention.head_count")
     hidden = facts.need("embedding_length")
-    config = {
+    return {
         "model_type": model_type,
         "vocab_size": facts.vocabulary(),
         "hidden_size": hidden,
@@ -71,7 +71,6 @@ def decoder_config(facts: Facts, model_type: str, **more: Any) -> dict[str, Any]
         "pad_token_id": facts.token("padding"),
         **more,
     }
-    return config
 
 
 def rope_parameters(facts: Facts, **more: Any) -> dict[str, Any]:

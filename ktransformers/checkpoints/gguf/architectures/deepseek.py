@@ -81,7 +81,7 @@ def _rope(facts: Facts) -> dict[str, Any]:
     return rope
 
 
-def _keys_and_values(tensors: Sequence[torch.Tensor], config: Any) -> torch.Tensor:
+def _keys_and_values(tensors: Sequence[torch.Tensor], _: Any) -> torch.Tensor:
     """attn_k_b (heads, rank, keys), attn_v_b (heads, values, rank) → kv_b_proj (heads·(keys + values), rank)."""
     keys, values = tensors
     return torch.cat([keys.transpose(1, 2), values], dim=1).reshape(-1, values.shape[-1])

@@ -62,4 +62,4 @@ def interleaved_heads() -> dict[str, TensorName]:
 
 def joined_rows(*tensors: str) -> Made:
     """The rows of several matrices, one after the other."""
-    return Made(tensors, lambda parts, config: torch.cat(list(parts)))
+    return Made(tensors, lambda parts, _: torch.cat(list(parts)))
