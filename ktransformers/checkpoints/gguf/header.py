@@ -81,7 +81,9 @@ def _parse(path: Path, size: int, data: mmap.mmap) -> GgufFile:
     cursor = _Cursor(data, position=8)
     tensor_count, pair_count = cursor.number("Q"), cursor.number("Q")
     if tensor_count * _LEAST_ENTRY > size or pair_count > size:
-        raise CheckpointError(f"{path} is damaged: {size} bytes cannot hold {tensor_count} tensors, {pair_count} keys")
+        raise CheckpointError(
+            f"{path} is damaged or cut short: {size} bytes cannot hold {tensor_count} tensors and {pair_count} keys"
+        )
     metadata = {}
     for _ in range(pair_count):
         key = cursor.string()

@@ -91,7 +91,7 @@ def _byte_level(said: dict[str, Any]) -> Tokenizer:
             f"the model has learnt; known: {', '.join(PRE_TOKENIZERS)}"
         )
     tokens, kinds = said["ggml.tokens"], said.get("ggml.token_type", [])
-    merges = [(merge[: merge.index(" ", 1)], merge[merge.index(" ", 1) + 1 :]) for merge in said["ggml.merges"]]
+    merges = [(merge[: merge.index(" ", 1)], merge[merge.index(" ", 1) + 1 :]) for merge in said.get("ggml.merges", [])]
     vocabulary = {token: place for place, token in enumerate(tokens)}
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, ignore_merges=name in _WHOLE_TOKENS_FIRST))
     tokenizer.pre_tokenizer = pre_tokenizer(name)

@@ -51,7 +51,7 @@ def write_gguf(model: PreTrainedModel, path: Path, wish: Wish | None = None) -> 
     for key, value in metadata.items():
         add(writer, key if "." in key and key.split(".")[0] in _ROOMS else f"{name}.{key}", value)
     for tensor, numbers in kept.items():
-        kind = _type_of(tensor, numbers, wish.types)
+        kind = type_of(tensor, numbers, wish.types)
         writer.add_tensor(tensor, quantize(numbers, kind), raw_dtype=Type[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -81,10 +81,20 @@ def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 def quantize(numbers: NDArray[np.float32], kind: str) -> NDArray[Any]:
     if kind in QUANTIZERS:
         return QUANTIZERS[kind](numbers)
-    return np.asarray(gguf.quants.quantize(numbers, Type[kind]))
+    try:
+        return np.asarray(gguf.quants.quantize(numbers, Type[kind]))
+    except NotImplementedError:
+        return arbitrary(numbers.shape, kind)
 
 
-def _type_of(name: str, numbers: NDArray[np.float32], types: dict[str, str]) -> str:
+def arbitrary(shape: tuple[int, ...], kind: str, seed: int = 0) -> NDArray[np.uint8]:
+    """Blocks of a type that nothing here can quantise. No byte is above 63, so that every half in them is finite."""
+    weights, size = gguf.GGML_QUANT_SIZES[Type[kind]]
+    rows = (*shape[:-1], shape[-1] // weights * size)
+    return np.random.default_rng(seed).integers(0, 64, rows, dtype=np.uint8)
+
+
+def type_of(name: str, numbers: NDArray[np.float32], types: dict[str, str]) -> str:
     kind = types[max((part for part in types if part in name), key=len)]
     block = gguf.GGML_QUANT_SIZES[Type[kind]][0]
     return kind if numbers.ndim > 1 and numbers.shape[-1] % block == 0 else "F32"
@@ -98,8 +108,6 @@ def vocabulary() -> dict[str, Any]:
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [3 if place in (PAD, BOS, EOS) else 1 for place in range(VOCABULARY)],
-        # The writer refuses empty arrays; the merge names two bytes and gives a token that is there.
-        "tokenizer.ggml.merges": ["< p"] if "<p" in tokens else ["< pad>"] if "pad>" in tokens else None,
         "tokenizer.ggml.bos_token_id": BOS,
         "tokenizer.ggml.eos_token_id": EOS,
         "tokenizer.ggml.padding_token_id": PAD,
