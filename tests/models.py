@@ -42,6 +42,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
 )
 
 PAD, BOS, EOS = 256, 257, 258
@@ -177,6 +179,11 @@ def make_qwen2_dense(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
 def make_qwen3_dense(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """No experts; norms on queries and keys."""
     return _build(Qwen3ForCausalLM, Qwen3Config(**{**_COMMON, "head_dim": 16, **overrides}), seed)
+
+
+def make_starcoder2(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+    """No experts; a family that GGUF tables of ours do not know."""
+    return _build(Starcoder2ForCausalLM, Starcoder2Config(**{**_COMMON, **overrides}), seed)
 
 
 def make_llama_dense(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:

@@ -58,8 +58,8 @@ class Origin(Protocol):
         ...
 
     def open(self, meta: PreTrainedModel, dtype: str | torch.dtype) -> Weights:
-        """The weights of `meta`, which is on the meta device, as `dtype` ("auto": as they are stored). Reads headers and
-        raises `CheckpointError` for what they show.
+        """The weights of `meta`, which is on the meta device, as `dtype` ("auto": as they are stored). Reads headers
+        and raises `CheckpointError` for what they show.
         """
         ...
 
@@ -139,7 +139,9 @@ class GgufOrigin:
     def open(self, meta: PreTrainedModel, dtype: str | torch.dtype) -> Weights:
         if isinstance(dtype, str):
             dtype = self._opened.dtype if dtype == "auto" else getattr(torch, dtype)
-        return _GgufWeights(self._opened, self._opened.weights(meta, dtype), type(meta), dtype)
+        # What the tables here do not know, transformers' own loader reads as a whole.
+        weights = None if self._opened.architecture is None else self._opened.weights(meta, dtype)
+        return _GgufWeights(self._opened, weights, type(meta), dtype)
 
     def reload(self, meta: PreTrainedModel, name: str, module: nn.Module, dtype: torch.dtype) -> None:
         with self._opened.weights(meta, dtype).modules([name]) as (weights,):
@@ -149,13 +151,18 @@ class GgufOrigin:
 @dataclass(frozen=True)
 class _GgufWeights:
     opened: GgufModel
-    weights: GgufWeights
+    weights: GgufWeights | None
     model_class: type[PreTrainedModel]
     dtype: torch.dtype
-    streamed: bool = True
 
-    def open_source(self, _: PreTrainedModel, __: Iterable[str]) -> WeightsSource:
-        return self.weights
+    @property
+    def streamed(self) -> bool:
+        return self.weights is not None
+
+    @property
+    def open_source(self) -> Callable[[PreTrainedModel, Iterable[str]], WeightsSource] | None:
+        weights = self.weights
+        return None if weights is None else lambda *_: weights
 
     def load(self, **kwargs: Any) -> PreTrainedModel:
         return load_gguf(self.opened, self.weights, self.model_class, dtype=self.dtype, **kwargs)

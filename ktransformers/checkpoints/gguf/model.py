@@ -13,6 +13,7 @@ from kt_kernel import KernelError
 from ktransformers.checkpoints.gguf.architectures import ARCHITECTURES, Architecture
 from ktransformers.checkpoints.gguf.checkpoint import GgufCheckpoint, open_gguf
 from ktransformers.checkpoints.gguf.facts import Facts
+from ktransformers.checkpoints.gguf.others import OTHERS, load_other, other_config, other_problems
 from ktransformers.checkpoints.gguf.tokenizer import end_tokens, load_gguf_tokenizer
 from ktransformers.checkpoints.gguf.weights import GgufWeights, match_weights
 from ktransformers.checkpoints.preflight import raise_if_missing
@@ -26,10 +27,10 @@ _LISTED = 20
 
 @dataclass(frozen=True)
 class GgufModel:
-    """Everything about the model but its weights' numbers."""
+    """Everything about the model but its weights' numbers. `architecture` None: transformers' loader reads them."""
 
     checkpoint: GgufCheckpoint
-    architecture: Architecture
+    architecture: Architecture | None
     config: PreTrainedConfig
 
     @classmethod
@@ -37,27 +38,19 @@ class GgufModel:
         """Reads headers only. Raises `CheckpointError` that lists everything that is wrong with them."""
         checkpoint = open_gguf(files)
         architecture = ARCHITECTURES.get(checkpoint.architecture)
-        if architecture is None:
-            problem = (
-                f"architecture {checkpoint.architecture!r} is not read; architectures: {', '.join(ARCHITECTURES)}"
-                if checkpoint.architecture
-                else "the metadata lack general.architecture"
-            )
-            raise _error(checkpoint, [problem, *checkpoint.problems])
-        facts = Facts(checkpoint)
-        said = architecture.config(facts)
-        problems = [*checkpoint.problems, *facts.problems]
-        try:
-            config = AutoConfig.for_model(**said)
-        except Exception as error:  # validation of transformers raises of many types
-            raise _error(
-                checkpoint, [*problems, f"the metadata make no {said['model_type']} model: {error}"]
-            ) from error
-        config.name_or_path = str(files[0])
-        model = cls(checkpoint, architecture, config)
+        if architecture is not None:
+            return cls(checkpoint, architecture, _config(checkpoint, architecture))
+        problems = [*checkpoint.problems]
+        if not checkpoint.architecture:
+            problems.insert(0, "the metadata lack general.architecture")
+        elif checkpoint.architecture not in OTHERS:
+            known = ", ".join(sorted({*ARCHITECTURES, *OTHERS}))
+            problems.insert(0, f"architecture {checkpoint.architecture!r} is not read; architectures: {known}")
+        else:
+            problems += other_problems(checkpoint)
         if problems:
             raise _error(checkpoint, problems)
-        return model
+        return cls(checkpoint, None, other_config(checkpoint))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -68,7 +61,13 @@ class GgufModel:
         return torch.float32 if matrices <= {"F32"} else torch.bfloat16
 
     def weights(self, meta: PreTrainedModel, dtype: torch.dtype) -> GgufWeights:
-        """Raises `CheckpointError` that lists what is missing, left over or of a wrong shape."""
+        """Raises `CheckpointError` that lists what is missing, left over or of a wrong shape, and for an architecture
+        that transformers reads as a whole.
+        """
+        if self.architecture is None:
+            raise CheckpointError(
+                f"{self.checkpoint.name} is read by transformers as a whole, single modules of it cannot be read"
+            )
         found = match_weights(self.checkpoint, self.architecture, meta, dtype)
         if found.problems:
             raise _error(self.checkpoint, found.problems)
@@ -88,22 +87,25 @@ class GgufModel:
 
 
 def load_gguf(
-    opened: GgufModel, weights: GgufWeights, model_class: type[PreTrainedModel], *, dtype: torch.dtype, **kwargs: Any
+    opened: GgufModel,
+    weights: GgufWeights | None,
+    model_class: type[PreTrainedModel],
+    *,
+    dtype: torch.dtype,
+    **kwargs: Any,
 ) -> PreTrainedModel:
-    """The model with its weights, in eval mode; `kwargs` as for transformers' `from_pretrained`.
+    """The model with its weights, in eval mode; `kwargs` as for transformers' `from_pretrained`. `weights` None: as
+    transformers' own GGUF loader reads them.
 
     Raises `CheckpointError` when a file changed since its header was read, and what operators raise.
     """
     with progress_bar():
         try:
-            loaded: Any = model_class.from_pretrained(
-                None,
-                config=opened.config,
-                state_dict=weights.state(),
-                dtype=dtype,
-                output_loading_info=True,
-                **kwargs,
-            )
+            if weights is None:
+                loaded = load_other(opened.checkpoint.files[0], model_class, dtype, **kwargs)
+            else:
+                given = {"config": opened.config, "state_dict": weights.state(), "dtype": dtype, **kwargs}
+                loaded = model_class.from_pretrained(None, output_loading_info=True, **given)
         except (KTransformersError, KernelError):
             raise
         except (OSError, ValueError, RuntimeError, KeyError) as error:
@@ -115,6 +117,21 @@ def load_gguf(
     model.generation_config = opened.generation_config()
     model.train(False)
     return model
+
+
+def _config(checkpoint: GgufCheckpoint, architecture: Architecture) -> PreTrainedConfig:
+    facts = Facts(checkpoint)
+    said = architecture.config(facts)
+    problems = [*checkpoint.problems, *facts.problems]
+    try:
+        config = AutoConfig.for_model(**said)
+    except Exception as error:  # validation of transformers raises of many types
+        raise _error(checkpoint, [*problems, f"the metadata make no {said['model_type']} model: {error}"]) from error
+    if problems:
+        raise _error(checkpoint, problems)
+    assert isinstance(config, PreTrainedConfig)
+    config.name_or_path = str(checkpoint.files[0])
+    return config
 
 
 def _error(checkpoint: GgufCheckpoint, problems: list[str]) -> CheckpointError:

@@ -130,7 +130,7 @@ def describe(config: Any) -> tuple[str, dict[str, Any]]:
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "attention.layer_norm_rms_epsilon": float(getattr(config, "rms_norm_eps", 0.0)),
         "rope.freq_base": float(rope["rope_theta"]),
         "vocab_size": config.vocab_size,
     }
@@ -225,6 +225,10 @@ def _mixtral(config: Any) -> dict[str, Any]:
     return {**_head(config), **_experts("num_local_experts")(config)}
 
 
+def _starcoder2(config: Any) -> dict[str, Any]:
+    return {"attention.layer_norm_epsilon": float(config.norm_epsilon), "attention.layer_norm_rms_epsilon": None}
+
+
 _DESCRIBED: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     "llama": ("llama", _head),
     "mixtral": ("llama", _mixtral),
@@ -237,6 +241,7 @@ _DESCRIBED: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     "glm4_moe": ("glm4moe", _glm4_moe),
     "granitemoe": ("granitemoe", _granite),
     "granitemoeshared": ("granitemoe", _granite),
+    "starcoder2": ("starcoder2", _starcoder2),
     "deepseek_v2": ("deepseek2", _deepseek),
     "deepseek_v3": ("deepseek2", _deepseek),
 }
