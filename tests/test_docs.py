@@ -1,5 +1,5 @@
-"""Every command line in the documentation is run. Placeholders: demo/model is the model that ships, path/to/model.gguf a
-tiny one.
+"""Every command line in the documentation is run. Placeholders: demo/model is the model that ships, path/to/model.gguf
+a tiny one.
 """
 
 from __future__ import annotations
