@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -14,7 +13,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ktransformers import checkpoints, generation
+from ktransformers import generation
+from ktransformers.checkpoints import Origin, open_origin
 from ktransformers.errors import CheckpointError, UndoError
 from ktransformers.generation import Prompt
 from ktransformers.injection import Plan, Report, apply_plan, build_meta_model, make_plan
@@ -75,6 +75,7 @@ class KTransformer:
         self.report: Report | None = None
         """What the last injection did."""
         self._trust_remote_code = trust_remote_code
+        self._origin: Origin | None = None
 
     @classmethod
     def from_pretrained(
@@ -91,13 +92,13 @@ class KTransformer:
         cache: bool | str | os.PathLike[str] = False,
         **model_kwargs: Any,
     ) -> KTransformer:
-        """Loads a model from a folder, or a model id in the local Hugging Face cache. Nothing is downloaded.
+        """Loads a model from a folder, a GGUF file, or a model id in the local cache. Nothing is downloaded.
 
         Args:
-            name_or_path: a folder of that name wins over an id.
+            name_or_path: a folder or a file of that name wins over an id. Of a split GGUF file any part, or the folder.
             rules: what to inject: a path, a shipped name, a list of rules, or "auto" for the shipped file of the
                 model's type. None injects nothing yet: see `inject_expert_backend`.
-            dtype: of the float weights; "auto" as the checkpoint has them.
+            dtype: of the float weights; "auto" as the checkpoint has them, bf16 for GGUF files that are not all fp32.
             keep_float: keep float experts after packing. False frees them layer by layer.
             threads: of the kernel; None: KT_NUM_THREADS, or what the machine gives.
             device: of everything but the experts; None: the rules' `out_device` where this host has it, else the CPU.
@@ -108,31 +109,29 @@ class KTransformer:
 
         Raises `CheckpointError` for a model that is not there or not whole, and rule errors, before weights are read.
         """
-        folder = checkpoints.locate(name_or_path, cache_dir=cache_dir)
-        meta = build_meta_model(folder, trust_remote_code=trust_remote_code)
+        origin = open_origin(name_or_path, cache_dir=cache_dir, trust_remote_code=trust_remote_code)
+        meta = build_meta_model(origin.model, trust_remote_code=trust_remote_code)
         ruleset = None if rules is None else rules_for(meta, rules, threads)
         if ruleset is not None:
             make_plan(ruleset, meta)  # what is wrong with the rules is said before any file is opened
-        tokenizer = checkpoints.load_tokenizer(folder, trust_remote_code=trust_remote_code)
-        files = checkpoints.open_files(folder, meta, dtype if isinstance(dtype, torch.dtype) else None)
+        tokenizer = origin.tokenizer()
+        weights = origin.open(meta, dtype)
         # What transformers alone can read it loads; the model is then injected as any other.
-        streamed = files is not None
+        streamed = weights.streamed
         if ruleset is not None and streamed:
             options = KTransformersConfig(ruleset, keep_float=keep_float, threads=threads, cache=cache)
-            if isinstance(files, checkpoints.DecodedFiles):
-                options.open_source = partial(checkpoints.open_source, files)
+            options.open_source = weights.open_source
             model_kwargs["quantization_config"] = options
-        model = checkpoints.load_model(
-            folder, meta, files, dtype=dtype, trust_remote_code=trust_remote_code, **model_kwargs
-        )
+        model = weights.load(**model_kwargs)
         self = cls(
             model,
             tokenizer,
-            folder=folder,
+            folder=origin.place,
             keep_float=keep_float,
             threads=threads,
             trust_remote_code=trust_remote_code,
         )
+        self._origin = origin
         if ruleset is not None:
             quantizer: Any = model.hf_quantizer if streamed else None
             self.report = quantizer.report if streamed else self._apply(make_plan(ruleset, model))
@@ -208,13 +207,15 @@ class KTransformer:
             self.model.to(device)  # type: ignore[arg-type]
 
     def _read_floats(self, name: str, module: nn.Module) -> None:
-        if self.folder is None:
+        if self._origin is None and self.folder is not None:
+            self._origin = open_origin(self.folder, trust_remote_code=self._trust_remote_code)
+        if self._origin is None:
             raise UndoError(
                 f"the float weights of {name} were freed and it is not known where the model came from: load it with "
                 "KTransformer.from_pretrained, or with keep_float=True"
             )
-        meta = build_meta_model(self.folder, trust_remote_code=self._trust_remote_code)
-        checkpoints.reload_module(self.folder, meta, name, module, next(module.parameters()).dtype)
+        meta = build_meta_model(self._origin.model, trust_remote_code=self._trust_remote_code)
+        self._origin.reload(meta, name, module, next(module.parameters()).dtype)
 
     def _need_tokenizer(self) -> PreTrainedTokenizerBase:
         if self.tokenizer is None:

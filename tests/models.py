@@ -14,12 +14,18 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from torch import nn
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteMoeConfig,
     GraniteMoeForCausalLM,
+    GraniteMoeSharedConfig,
+    GraniteMoeSharedForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
@@ -28,10 +34,16 @@ from transformers import (
     OlmoeForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
 )
 
 PAD, BOS, EOS = 256, 257, 258
@@ -84,6 +96,42 @@ def make_deepseek_v3(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     return _build(DeepseekV3ForCausalLM, DeepseekV3Config(**config), seed)
 
 
+def make_deepseek_v2(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+    """8 routed experts in 4 groups of which 2 are taken, 2 shared, layer 0 dense, softmax, weights not renormalised."""
+    moe = {
+        "moe_intermediate_size": 48,
+        "n_routed_experts": 8,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 2,
+        "n_group": 4,
+        "topk_group": 2,
+        "topk_method": "group_limited_greedy",
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.5,
+        "first_k_dense_replace": 1,
+    }
+    attention = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 24}
+    config = {**_COMMON, **moe, **attention, "num_key_value_heads": 4, **overrides}
+    return _build(DeepseekV2ForCausalLM, DeepseekV2Config(**config), seed)
+
+
+def make_glm4_moe(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+    """8 experts and a shared one, layer 0 dense, half of each head rotated, norms on queries and keys."""
+    moe = {
+        "moe_intermediate_size": 48,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.5,
+        "first_k_dense_replace": 1,
+        "num_mtp_layers": 0,
+    }
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    attention = {"head_dim": 16, "use_qk_norm": True, "attention_bias": True, "rope_parameters": rope}
+    return _build(Glm4MoeForCausalLM, Glm4MoeConfig(**{**_COMMON, **moe, **attention, **overrides}), seed)
+
+
 def make_mixtral(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """4 experts (`num_local_experts`), top-2, every layer sparse."""
     config = {**_COMMON, "num_local_experts": 4, "num_experts_per_tok": 2, **overrides}
@@ -108,6 +156,34 @@ def make_granite_moe(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """8 experts at `block_sparse_moe.experts`."""
     config = {**_COMMON, "num_local_experts": 8, "num_experts_per_tok": 2, "attention_multiplier": 0.25, **overrides}
     return _build(GraniteMoeForCausalLM, GraniteMoeConfig(**config), seed)
+
+
+def make_granite_moe_shared(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+    """As `make_granite_moe`, with a shared expert and all multipliers other than 1."""
+    moe = {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 48}
+    scales = {
+        "attention_multiplier": 0.25,
+        "embedding_multiplier": 2.0,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 3.0,
+    }
+    config = {**_COMMON, **moe, **scales, **overrides}
+    return _build(GraniteMoeSharedForCausalLM, GraniteMoeSharedConfig(**config), seed)
+
+
+def make_qwen2_dense(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+    """No experts; biases on queries, keys and values."""
+    return _build(Qwen2ForCausalLM, Qwen2Config(**{**_COMMON, **overrides}), seed)
+
+
+def make_qwen3_dense(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+    """No experts; norms on queries and keys."""
+    return _build(Qwen3ForCausalLM, Qwen3Config(**{**_COMMON, "head_dim": 16, **overrides}), seed)
+
+
+def make_starcoder2(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+    """No experts; a family that GGUF tables of ours do not know."""
+    return _build(Starcoder2ForCausalLM, Starcoder2Config(**{**_COMMON, **overrides}), seed)
 
 
 def make_llama_dense(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:

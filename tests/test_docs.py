@@ -1,4 +1,6 @@
-"""Every command line in the documentation is run. Placeholders: demo/model is the model that ships."""
+"""Every command line in the documentation is run. Placeholders: demo/model is the model that ships, path/to/model.gguf
+a tiny one.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from kt_kernel import _ext
+from tests.checkpoints.gguf.writer import Wish, write_gguf
+from tests.models import make_mixtral
 
 ROOT = Path(__file__).resolve().parents[1]
 _BLOCK = re.compile(r"^```(?:bash|sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -42,9 +46,17 @@ def _commands(program: str) -> list[object]:
     return [pytest.param(command, id=f"{page}: {command}") for page, command in _lines() if _is(command, program)]
 
 
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What path/to/model.gguf stands for."""
+    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    write_gguf(make_mixtral(), path, Wish(types={"": "Q8_0"}))
+    return str(path)
+
+
 @pytest.mark.parametrize("command", _commands("kt"))
-def test_a_documented_kt_command_runs(command: str) -> None:
-    arguments = shlex.split(command)
+def test_a_documented_kt_command_runs(command: str, gguf_file: str) -> None:
+    arguments = [gguf_file if word == "path/to/model.gguf" else word for word in shlex.split(command)]
     run = subprocess.run(
         [*_KT, *arguments[arguments.index("kt") + 1 :]],
         cwd=ROOT,

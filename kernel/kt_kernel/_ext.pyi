@@ -200,3 +200,22 @@ class MoE:
     def scratch_bytes(self) -> int: ...
     def fill_scratch(self, byte: int) -> None:
         """Overwrites all scratch memory (for tests: stale scratch must never reach an output)."""
+
+class BlockType:
+    """A quantised block type of GGUF files that is decoded here."""
+
+    name: str  # as ggml spells it
+    weights: int  # in a block
+    bytes: int  # of a block
+    group: int  # weights that share a scale
+    levels: str  # see kt_kernel.quantized.LEVELS
+    has_minimum: bool
+
+def block_types() -> list[BlockType]: ...
+def unpack_blocks(
+    context: Context, type: str, source: int, bytes: int, values: int, scales: int, minimums: int
+) -> None:
+    """Addresses of contiguous int8 values, fp32 scales and fp32 minimums (0 for types without). Releases the GIL."""
+
+def dequantize_blocks(context: Context, type: str, source: int, bytes: int, out: int, dtype: str) -> None:
+    """Into contiguous "float32" or "bfloat16". Releases the GIL."""

@@ -12,6 +12,7 @@
 #include "cpu/features.hpp"
 #include "cpu/topology.hpp"
 #include "error.hpp"
+#include "gguf/decode.hpp"
 #include "moe/moe.hpp"
 #include "pack/packed_experts.hpp"
 #include "tiers/registry.hpp"
@@ -311,6 +312,52 @@ void bind_moe(py::module_& m) {
       .def("fill_scratch", &MoE::fill_scratch, "byte"_a, py::call_guard<py::gil_scoped_release>());
 }
 
+// The source as (address, bytes); checked to hold whole blocks.
+std::size_t whole_blocks(const BlockType& type, std::size_t bytes) {
+  if (bytes % type.bytes != 0)
+    throw Error(std::to_string(bytes) + " bytes are no whole blocks of " + std::string(type.name));
+  return bytes / type.bytes;
+}
+
+void bind_gguf(py::module_& m) {
+  py::class_<BlockType>(m, "BlockType")
+      .def_property_readonly("name", [](const BlockType& t) { return std::string(t.name); })
+      .def_readonly("weights", &BlockType::weights)
+      .def_readonly("bytes", &BlockType::bytes)
+      .def_readonly("group", &BlockType::group)
+      .def_property_readonly("levels", [](const BlockType& t) { return std::string(t.levels); })
+      .def_readonly("has_minimum", &BlockType::has_minimum);
+  m.def("block_types", [] { return std::vector<BlockType>(block_types().begin(), block_types().end()); });
+  m.def(
+      "unpack_blocks",
+      [](Context& context, const std::string& type_name, Address source, std::size_t bytes, Address values,
+         Address scales, Address minimums) {
+        const BlockType& type = block_type(type_name);
+        unpack_blocks(context, type, reinterpret_cast<const std::uint8_t*>(source), whole_blocks(type, bytes),
+                      {reinterpret_cast<std::int8_t*>(values), reinterpret_cast<float*>(scales),
+                       reinterpret_cast<float*>(minimums)});
+      },
+      "context"_a, "type"_a, "source"_a, "bytes"_a, "values"_a, "scales"_a, "minimums"_a,
+      py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "dequantize_blocks",
+      [](Context& context, const std::string& type_name, Address source, std::size_t bytes, Address out,
+         const std::string& dtype) {
+        const BlockType& type = block_type(type_name);
+        const auto* blocks = reinterpret_cast<const std::uint8_t*>(source);
+        switch (parse_dtype(dtype)) {
+          case DType::kF32:
+            return dequantize_blocks(context, type, blocks, whole_blocks(type, bytes), reinterpret_cast<float*>(out));
+          case DType::kBf16:
+            return dequantize_blocks(context, type, blocks, whole_blocks(type, bytes),
+                                     reinterpret_cast<std::uint16_t*>(out));
+          case DType::kF16:
+            throw Error("blocks are decoded to float32 or bfloat16, not float16");
+        }
+      },
+      "context"_a, "type"_a, "source"_a, "bytes"_a, "out"_a, "dtype"_a, py::call_guard<py::gil_scoped_release>());
+}
+
 void bind_errors(py::module_& m) {
   static py::exception<Error> error(m, "KernelError");
   static py::exception<ForkError> fork_error(m, "ForkError", error.ptr());
@@ -342,4 +389,5 @@ PYBIND11_MODULE(_ext, m) {
   kt::bind_matrix_traits(m);
   kt::bind_packed_experts(m);
   kt::bind_moe(m);
+  kt::bind_gguf(m);
 }

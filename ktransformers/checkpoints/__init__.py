@@ -5,6 +5,7 @@ from ktransformers.checkpoints.floats import reload_module
 from ktransformers.checkpoints.headers import CheckpointFiles, read_files, read_headers
 from ktransformers.checkpoints.load import load_model, load_tokenizer
 from ktransformers.checkpoints.locate import locate
+from ktransformers.checkpoints.origin import FolderOrigin, Origin, open_origin
 from ktransformers.checkpoints.preflight import verify_complete
 from ktransformers.checkpoints.source import CheckpointModule, CheckpointSource, open_source
 
@@ -13,10 +14,13 @@ __all__ = [
     "CheckpointModule",
     "CheckpointSource",
     "DecodedFiles",
+    "FolderOrigin",
+    "Origin",
     "load_model",
     "load_tokenizer",
     "locate",
     "open_files",
+    "open_origin",
     "open_source",
     "read_files",
     "read_headers",

@@ -1,4 +1,6 @@
-"""From what a user writes – a path, or a model id in the local cache – to a folder, without ever asking the network."""
+"""From what a user writes – a path, or a model id in the local cache – to a folder or a GGUF file. The network is never
+asked.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from pathlib import Path
 import huggingface_hub
 from huggingface_hub.errors import CacheNotFound, HFValidationError, LocalEntryNotFoundError
 
+from ktransformers.checkpoints.gguf.files import find_gguf
 from ktransformers.errors import CheckpointError
 from ktransformers.hints import nearest
 
@@ -15,15 +18,17 @@ __all__ = ["locate"]
 
 
 def locate(name_or_path: str | os.PathLike[str], *, cache_dir: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of a checkpoint.
+    """The folder of a checkpoint, or the first file of a GGUF model.
 
-    A folder of that name wins over a model id. Ids are looked up in the local Hugging Face cache (`cache_dir`, or
-    HF_HOME) only.
+    A file or folder of that name wins over a model id. Ids are looked up in the local Hugging Face cache
+    (`cache_dir`, or HF_HOME) only.
     Raises `CheckpointError` that says what was looked for, and names that are near.
     """
     if not os.fspath(name_or_path):
         raise CheckpointError("the name of the model is empty: give its folder, or a model id in the local cache")
     path = Path(name_or_path).expanduser()
+    if (files := find_gguf(path)) is not None:
+        return files[0]
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise CheckpointError(
@@ -31,10 +36,12 @@ def locate(name_or_path: str | os.PathLike[str], *, cache_dir: str | os.PathLike
             )
         return path
     if path.is_file():
-        raise CheckpointError(f"{path} is a file: give the folder that holds config.json and the weights")
+        raise CheckpointError(
+            f"{path} is a file, and no GGUF file: give the folder that holds config.json and the weights"
+        )
     name = os.fspath(name_or_path)
     try:
-        return Path(
+        snapshot = Path(
             huggingface_hub.snapshot_download(
                 name, cache_dir=None if cache_dir is None else Path(cache_dir), local_files_only=True
             )
@@ -45,6 +52,8 @@ def locate(name_or_path: str | os.PathLike[str], *, cache_dir: str | os.PathLike
             f"there is no model {name!r}: no folder {path.absolute()}, and no such model id in the cache {cache}"
             f"{_near(name, cache)}. Nothing is downloaded here: fetch it first, e.g. with `hf download {name}`."
         ) from error
+    files = find_gguf(snapshot)
+    return snapshot if files is None else files[0]
 
 
 def _near(name: str, cache: Path) -> str:
@@ -56,8 +65,5 @@ def _near(name: str, cache: Path) -> str:
 
 
 def _files_hint(folder: Path) -> str:
-    gguf = sorted(folder.glob("*.gguf"))
-    if gguf:
-        return f" (it holds {gguf[0].name}; GGUF files are not read by this version)"
     inner = sorted(p.parent.name for p in folder.glob("*/config.json"))
     return f" (its folder {inner[0]} has one)" if inner else ""

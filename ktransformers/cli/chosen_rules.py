@@ -16,14 +16,20 @@ _EXPERTS_CLASS = "KTransformersExperts"
 
 
 def choose_rules(model: str, rules: str | None, backend: str | None = None, threads: int | None = None) -> RuleSet:
-    """The rules asked for, or those that ship for the model's type; with another backend where one is asked for."""
+    """The rules asked for, or those that ship for the model's type; with another backend where one is asked for. None at
+    all for a dense model of which nothing was asked.
+    """
     from ktransformers.checkpoints import locate
-    from ktransformers.injection import load_config
-    from ktransformers.rules import default_rules_for, load_rules
+    from ktransformers.injection import build_meta_model, experts_modules, walk
+    from ktransformers.rules import RuleSet, default_rules_for, load_rules
 
     folder = locate(model)
     if rules is None:
-        model_type = load_config(folder).model_type
+        meta = build_meta_model(folder)
+        model_type = meta.config.model_type
+        if backend is None and not experts_modules(walk(meta)):
+            say(f"rules: none, {type(meta).__name__} is a dense model without experts")
+            return RuleSet((), origin="no rules")
         path = default_rules_for(model_type)
         say(f"rules: {path.stem}, which ships for model type {model_type}")
         chosen = load_rules(path)

@@ -18,7 +18,9 @@ DEFAULT_PROMPT = "Once upon a time"
 
 
 def run(
-    model: Annotated[str, typer.Argument(help="A model folder, or a model id in the local Hugging Face cache.")],
+    model: Annotated[
+        str, typer.Argument(help="A model folder, a GGUF file, or a model id in the local Hugging Face cache.")
+    ],
     rules: Annotated[
         str | None, typer.Option(help="A rule file, or the name of a shipped one. Default: by the model's type.")
     ] = None,

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from ktransformers.checkpoints import locate
 from ktransformers.checkpoints.disk_dtype import dtype_on_disk
+from ktransformers.checkpoints.gguf import find_gguf, open_gguf
 from ktransformers.forecasting.dry_run import DryRun, dry_run
 from ktransformers.forecasting.loading import Step, peak_of_loading
 from ktransformers.forecasting.quantisation import quantisation_notes, source_quantisation
@@ -83,10 +84,19 @@ def forecast(
         cache=cache,
         cache_per_1k=None if run is None else run.cache_bytes(1000),
         limits=tuple(memory_limits()),
-        quantisation=tuple(quantisation_notes(source, _dtype_of(meta), [f.format for f in footprints.values()])),
+        quantisation=tuple(
+            quantisation_notes(source or _gguf_types(model), _dtype_of(meta), [f.format for f in footprints.values()])
+        ),
         approximate=tuple(_approximate(plan, operators, run, source)),
         bandwidth=bandwidth,
     )
+
+
+def _gguf_types(model: str | os.PathLike[str] | PreTrainedModel) -> str | None:
+    """The types of the experts' blocks in a GGUF file; None for other models and for files of floats."""
+    files = None if isinstance(model, PreTrainedModel) else find_gguf(locate(model))
+    types = [] if files is None else open_gguf(files).expert_types
+    return f"GGUF {', '.join(types)}" if types else None
 
 
 def _meta_model(source: str | os.PathLike[str], trust_remote_code: bool) -> PreTrainedModel:

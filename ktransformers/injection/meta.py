@@ -16,6 +16,7 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
+from ktransformers.checkpoints.gguf import GgufModel, find_gguf
 from ktransformers.errors import CheckpointError
 
 __all__ = ["build_meta_model", "load_config"]
@@ -29,7 +30,7 @@ def build_meta_model(
     """The model of a configuration with every tensor on the meta device. No weight file is opened.
 
     Args:
-        source: a model folder, a model id in the local cache, or a configuration.
+        source: a model folder, a GGUF file, a model id in the local cache, or a configuration.
         trust_remote_code: as in transformers, for models that bring their own code.
 
     Raises:
@@ -53,7 +54,12 @@ def build_meta_model(
 
 
 def load_config(source: str | os.PathLike[str], *, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """Reads a configuration from a folder or the local cache; the network is not asked. Raises CheckpointError."""
+    """Reads a configuration from a folder, a GGUF file or the local cache; the network is not asked.
+
+    Raises CheckpointError.
+    """
+    if (files := find_gguf(source)) is not None:
+        return GgufModel.open(files).config
     try:
         config = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, JSONDecodeError, …

@@ -77,12 +77,11 @@ def test_names_that_can_be_no_id_are_the_same_error(tmp_path: Path, name: str, m
 
 
 def test_folders_and_files_that_are_no_checkpoint_are_explained(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"without a config\.json.*GGUF files are not read"):
+    (tmp_path / "model.bin").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"without a config\.json"):
         locate(tmp_path)
-    with pytest.raises(CheckpointError, match="is a file"):
-        locate(tmp_path / "model.gguf")
-    (tmp_path / "model.gguf").unlink()
+    with pytest.raises(CheckpointError, match="is a file, and no GGUF file"):
+        locate(tmp_path / "model.bin")
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="its folder inner has one"):

@@ -1,0 +1,97 @@
+"""Experts in every form in which files hold them, read as floats and packed for the kernel while the model loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from ktransformers import KTransformer
+from ktransformers.operators.experts import KTransformersExperts
+from tests.checkpoints.gguf.loading import load, logits
+from tests.checkpoints.gguf.writer import Wish, quantize, tensors_of, type_of, write_gguf
+from tests.models import make_gpt_oss, make_granite_moe, make_mixtral, make_qwen3_moe
+
+# Everything the gguf package decodes in blocks; F16 and BF16 stand for those that are floats.
+_TYPES = (
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4", "F16", "BF16"),
+    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0"),
+)
+
+
+def wide_qwen3_moe() -> PreTrainedModel:
+    """Of sizes that K blocks of 256 divide."""
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 256, "num_hidden_layers": 2, "num_experts": 4}
+    return make_qwen3_moe(mlp_only_layers=[], **sizes)
+
+
+def distance(left: torch.Tensor, right: torch.Tensor) -> float:
+    return float((left - right).norm() / right.norm())
+
+
+@pytest.mark.parametrize("form", ["merged", "single"])
+def test_gate_and_up_in_one_tensor_and_a_tensor_an_expert_are_the_same_model(form: str, tmp_path: Path) -> None:
+    original = make_mixtral()
+    write_gguf(original, tmp_path / "model.gguf", Wish(experts=form))
+    loaded = load(tmp_path / "model.gguf")
+    assert torch.equal(logits(loaded), logits(original))
+
+
+@pytest.mark.parametrize("kind", _TYPES)
+def test_weights_of_every_type_are_those_of_the_gguf_package(kind: str, tmp_path: Path) -> None:
+    types = {"": kind, "token_embd": "F32"}
+    original = make_qwen3_moe(
+        mlp_only_layers=[], hidden_size=256, moe_intermediate_size=256, num_hidden_layers=1, num_experts=2
+    )
+    write_gguf(original, tmp_path / "model.gguf", Wish(types=types))
+    theirs = tensors_of(load(tmp_path / "model.gguf"), "qwen3moe")
+    with np.errstate(all="ignore"):
+        for name, numbers in tensors_of(original, "qwen3moe").items():
+            written = type_of(name, numbers, types)
+            reference = gguf.quants.dequantize(quantize(numbers, written), gguf.GGMLQuantizationType[written])
+            assert np.array_equal(theirs[name], reference), name
+
+
+@pytest.mark.parametrize("make", [make_gpt_oss, make_granite_moe, make_mixtral])
+def test_experts_are_packed_as_they_would_be_from_the_model_in_memory(make: object, tmp_path: Path) -> None:
+    original = make()  # type: ignore[operator]
+    write_gguf(original, tmp_path / "model.gguf")
+    streamed = KTransformer.from_pretrained(tmp_path / "model.gguf", rules="auto", dtype=torch.float32)
+    whole = KTransformer.from_pretrained(tmp_path / "model.gguf", dtype=torch.float32)
+    whole.inject_expert_backend(".*experts$", backend="auto")
+    assert streamed.report is not None
+    assert len(streamed.report.replacements) == original.config.num_hidden_layers
+    assert torch.equal(logits(streamed.model), logits(whole.model))
+
+
+def test_mixed_types_in_one_layer(tmp_path: Path) -> None:
+    original = wide_qwen3_moe()
+    types = {"": "Q8_0", "ffn_gate_exps": "Q4_K", "ffn_up_exps": "Q4_K", "ffn_down_exps": "Q6_K"}
+    write_gguf(original, tmp_path / "model.gguf", Wish(types=types))
+    floats = load(tmp_path / "model.gguf")
+    loaded = KTransformer.from_pretrained(tmp_path / "model.gguf", rules="auto", dtype=torch.float32)
+    assert distance(logits(loaded.model), logits(floats)) < 0.03
+    assert distance(logits(loaded.model), logits(original)) < 0.2
+
+
+def test_the_backend_changes_and_floats_are_read_again_from_the_file(tmp_path: Path) -> None:
+    write_gguf(make_mixtral(), tmp_path / "model.gguf", Wish(types={"": "Q8_0"}))
+    kt = KTransformer.from_pretrained(tmp_path / "model.gguf", rules="auto", dtype=torch.float32)
+    kt.inject_expert_backend(".*experts$", backend="BF16")
+    formats = {m.describe()["format"] for m in kt.model.modules() if isinstance(m, KTransformersExperts)}
+    assert formats == {"BF16"}
+    assert distance(logits(kt.model), logits(load(tmp_path / "model.gguf"))) < 0.02
+
+
+def test_expert_weights_are_not_read_as_floats_when_they_are_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ktransformers.checkpoints.gguf.module import ExpertsModule
+
+    write_gguf(make_mixtral(), tmp_path / "model.gguf")
+    monkeypatch.setattr(ExpertsModule, "fill", lambda *_: pytest.fail("a layer was read as floats"))
+    KTransformer.from_pretrained(tmp_path / "model.gguf", rules="auto")
