@@ -88,7 +88,6 @@ class KTransformer:
         device: str | torch.device | None = None,
         trust_remote_code: bool = False,
         cache_dir: str | os.PathLike[str] | None = None,
-        cache: bool | str | os.PathLike[str] = False,
         **model_kwargs: Any,
     ) -> KTransformer:
         """Loads a model from a folder, or a model id in the local Hugging Face cache. Nothing is downloaded.
@@ -101,9 +100,7 @@ class KTransformer:
             keep_float: keep float experts after packing. False frees them layer by layer.
             threads: of the kernel; None: KT_NUM_THREADS, or what the machine gives.
             device: of everything but the experts; None: the rules' `out_device` where this host has it, else the CPU.
-            cache_dir: instead of the usual Hugging Face cache of checkpoints.
-            cache: keep packed experts on disk and map them at the next start: True for the usual place (KT_CACHE_DIR),
-                or a folder. Not used together with `keep_float`.
+            cache_dir: instead of the usual cache.
             model_kwargs: for transformers' `from_pretrained`, such as `attn_implementation`.
 
         Raises `CheckpointError` for a model that is not there or not whole, and rule errors, before weights are read.
@@ -118,7 +115,7 @@ class KTransformer:
         # What transformers alone can read it loads; the model is then injected as any other.
         streamed = files is not None
         if ruleset is not None and streamed:
-            options = KTransformersConfig(ruleset, keep_float=keep_float, threads=threads, cache=cache)
+            options = KTransformersConfig(ruleset, keep_float=keep_float, threads=threads)
             if isinstance(files, checkpoints.DecodedFiles):
                 options.open_source = partial(checkpoints.open_source, files)
             model_kwargs["quantization_config"] = options

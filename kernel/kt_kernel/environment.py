@@ -7,7 +7,6 @@ that cannot be understood is a `ConfigError`; it is never ignored. Empty means n
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -15,9 +14,6 @@ from typing import Generic, TypeVar
 from kt_kernel.errors import ConfigError
 
 __all__ = [
-    "CACHE_DIR",
-    "CACHE_LIMIT",
-    "CACHE_MAP",
     "ENABLE_AMX",
     "ENABLE_AVX2",
     "ENABLE_AVX512",
@@ -47,16 +43,6 @@ def _thread_count(text: str) -> int:
     if not 1 <= count <= MOST_THREADS:
         raise ValueError(text)
     return count
-
-
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
-def _bytes(text: str) -> int:
-    matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if matched is None:
-        raise ValueError(text)
-    return int(float(matched[1]) * _UNITS[matched[2].upper()])
 
 
 @dataclass(frozen=True)
@@ -112,33 +98,7 @@ STRICT_DEVICES = Variable(
     parse=_switch,
 )
 
-CACHE_DIR = Variable(
-    name="KT_CACHE_DIR",
-    allowed="a folder; it is made if it is not there",
-    default="ktransformers in XDG_CACHE_HOME, else in ~/.cache",
-    meaning="where packed experts are kept between starts",
-    parse=str,
-)
-CACHE_LIMIT = Variable(
-    name="KT_CACHE_LIMIT",
-    allowed="a number of bytes such as 200G (K, M, G and T are powers of 1024)",
-    default="half of the disk that KT_CACHE_DIR is on",
-    meaning="what packed experts may take there; the models that were not used for longest make room",
-    parse=_bytes,
-)
-CACHE_MAP = Variable(
-    name="KT_CACHE_MAP",
-    allowed=_ON_OFF,
-    default="ON where the system maps files in huge pages, else OFF",
-    meaning="ON: cached experts are mapped, and processes share them. OFF: they are copied into huge pages of the "
-    "process's own, which decodes faster than a file that is mapped in small pages.",
-    parse=_switch,
-)
-
-VARIABLES: tuple[Variable[bool] | Variable[int] | Variable[str], ...] = (
-    CACHE_DIR,
-    CACHE_LIMIT,
-    CACHE_MAP,
+VARIABLES: tuple[Variable[bool] | Variable[int], ...] = (
     ENABLE_AMX,
     ENABLE_AVX512,
     ENABLE_AVX2,

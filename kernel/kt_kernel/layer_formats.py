@@ -68,19 +68,3 @@ class LayerFormats:
         """Memory for a layer's packed experts. Raises `MemoryError`, and `KernelError` for sizes no layout holds."""
         matrices = self.gate_up.native(), self.down.native()
         return _ext.PackedExperts(experts, hidden, intermediate, *matrices, rotate, gated, biased)
-
-    def map(
-        self,
-        path: str,
-        offset: int,
-        experts: int,
-        hidden: int,
-        intermediate: int,
-        *,
-        rotate: bool,
-        gated: bool = True,
-        biased: bool = False,
-    ) -> _ext.PackedExperts:
-        """A layer's packed experts in a file, from `offset` on. Raises `KernelError` when it cannot be mapped."""
-        matrices = self.gate_up.native(), self.down.native()
-        return _ext.PackedExperts.map(path, offset, experts, hidden, intermediate, *matrices, rotate, gated, biased)

@@ -18,16 +18,7 @@ from kt_kernel.errors import WeightsError
 from kt_kernel.layer_formats import LayerFormats
 from kt_kernel.naming import choose_prefix
 
-__all__ = [
-    "PackedLayer",
-    "Source",
-    "find_packed",
-    "is_packed",
-    "map_packed",
-    "open_packed",
-    "read_packed",
-    "save_packed",
-]
+__all__ = ["PackedLayer", "Source", "find_packed", "is_packed", "open_packed", "read_packed", "save_packed"]
 
 FORMAT_VERSION = 2
 PARTIAL = ".partial"
@@ -164,7 +155,11 @@ def read_packed(path: Path, layer: PackedLayer) -> _ext.PackedExperts:
     """The packed experts, copied from the file expert by expert."""
     sizes = layer.experts, layer.hidden, layer.intermediate
     packed = layer.formats.allocate(*sizes, rotate=layer.rotated, gated=layer.gated, biased=layer.biased)
-    _check_expert_size(path, layer, packed)
+    if packed.bytes_per_expert != layer.bytes_per_expert:
+        raise WeightsError(
+            f"{path}: an expert of its sizes takes {packed.bytes_per_expert} bytes, not {layer.bytes_per_expert}: "
+            f"{_AGAIN}"
+        )
     buffer = bytearray(layer.bytes_per_expert)
     with path.open("rb") as file:
         file.seek(len(layer.header))
@@ -173,29 +168,6 @@ def read_packed(path: Path, layer: PackedLayer) -> _ext.PackedExperts:
                 raise WeightsError(f"{path} became shorter while it was read, at expert {expert}: {_AGAIN}")
             packed.load_expert(expert, buffer)
     return packed
-
-
-def map_packed(path: Path, layer: PackedLayer) -> _ext.PackedExperts:
-    """The packed experts where they lie in the file. Nothing is read now, and processes that map it share its pages.
-
-    The file must not be cut short while it is in use; it may be deleted or replaced by another of its name.
-    """
-    sizes = layer.experts, layer.hidden, layer.intermediate
-    kind = {"rotate": layer.rotated, "gated": layer.gated, "biased": layer.biased}
-    try:
-        packed = layer.formats.map(str(path), len(layer.header), *sizes, **kind)
-    except _ext.KernelError as error:
-        raise WeightsError(str(error)) from error
-    _check_expert_size(path, layer, packed)
-    return packed
-
-
-def _check_expert_size(path: Path, layer: PackedLayer, packed: _ext.PackedExperts) -> None:
-    if packed.bytes_per_expert != layer.bytes_per_expert:
-        raise WeightsError(
-            f"{path}: an expert of its sizes takes {packed.bytes_per_expert} bytes, not {layer.bytes_per_expert}: "
-            f"{_AGAIN}"
-        )
 
 
 def find_packed(path: Path, prefix: str | None = None) -> tuple[Path, PackedLayer] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ from kt_kernel.contexts import resolve_threads, shared_context
 from kt_kernel.errors import NotLoadedError, WeightsError, translated
 from kt_kernel.gate import GateFormula
 from kt_kernel.layer_formats import LayerFormats
-from kt_kernel.packed_file import PackedLayer, Source, find_packed, map_packed, read_packed, save_packed
+from kt_kernel.packed_file import PackedLayer, find_packed, read_packed
 from kt_kernel.tier import choose_tier
 from kt_kernel.weights import open_weights, pack
 
@@ -75,11 +75,6 @@ class MoEWrapper:
         return self._backend.format
 
     @property
-    def rotated(self) -> bool:
-        """Whether weights and activations are rotated before quantising."""
-        return self._rotate
-
-    @property
     def backend(self) -> str:
         """The backend that was asked for."""
         return self._backend.name
@@ -119,13 +114,7 @@ class MoEWrapper:
         one = formats.allocate(*sizes, rotate=self._rotate, gated=self.gate.gated, biased=biased)
         return one.bytes_per_expert
 
-    def load_weights(
-        self,
-        weights: Mapping[str, Any] | str | os.PathLike[str],
-        prefix: str | None = None,
-        *,
-        mapped: bool = False,
-    ) -> None:
+    def load_weights(self, weights: Mapping[str, Any] | str | os.PathLike[str], prefix: str | None = None) -> None:
         """Quantises and packs the experts. A failure, Ctrl-C included, leaves the wrapper as it was.
 
         Args:
@@ -137,7 +126,6 @@ class MoEWrapper:
                 (`N.gate_proj.weight`, `N.gate_proj.bias`, …), under any one prefix. Or the path of a file or folder
                 that convert_cpu_weights.py wrote: packed already, it is only read.
             prefix: which layer, where a file holds several, e.g. "model.layers.3.mlp.experts".
-            mapped: work on a packed file where it lies, in pages that processes share, in place of a copy in memory.
 
         Raises:
             WeightsError: what is missing, too much, misshapen, damaged, NaN or infinite, or packed for another wrapper.
@@ -146,22 +134,13 @@ class MoEWrapper:
         found = find_packed(Path(weights), prefix) if isinstance(weights, (str, os.PathLike)) else None
         if found is not None:
             self._check_packed(*found)
-            packed = map_packed(*found) if mapped else read_packed(*found)
+            packed = read_packed(*found)
         else:
             with open_weights(weights, self.config, self.gate.gated, prefix) as experts:
                 packed = pack(experts, context, self._tier, LayerFormats.both(self.format), self._rotate)
         top_k, max_len = self.config.num_experts_per_tok, self.config.max_len
         moe = _ext.MoE(context, packed, self._tier, self.gate.native(), top_k, max_len)
         self._packed, self._moe = packed, moe
-
-    def save_packed(self, path: str | os.PathLike[str], prefix: str, sources: Sequence[Source] = ()) -> None:
-        """Writes the packed experts as a file that `load_weights` takes; `sources` are noted in it.
-
-        Raises `NotLoadedError`, and `OSError` with nothing left behind.
-        """
-        self._loaded_moe()
-        assert self._packed is not None
-        save_packed(Path(path), self._packed, prefix, sources)
 
     def _check_packed(self, path: Path, layer: PackedLayer) -> None:
         """Raises `WeightsError` that names everything in which the file is not what this wrapper runs."""

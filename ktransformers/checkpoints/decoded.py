@@ -16,7 +16,6 @@ import torch
 from transformers import PreTrainedModel
 
 from kt_kernel import WeightsError
-from kt_kernel.packed_file import Source
 from kt_kernel.sources import Parts, Scheme, as_numpy, is_read, scheme_for
 from ktransformers.checkpoints.headers import CheckpointFiles, ReadRows, TensorHeader, Unread, read_headers
 from ktransformers.errors import CheckpointError
@@ -37,12 +36,6 @@ class DecodedFiles(CheckpointFiles):
     dtype: torch.dtype
     members: Mapping[str, Mapping[str, str]] = field(repr=False)
     """By decoded weight, its parts' names on disk."""
-
-    def sources(self) -> tuple[Source, ...]:
-        return self.raw.sources()
-
-    def digest(self) -> str:
-        return f"{self.raw.digest()} as {self.dtype} by {self.scheme}"
 
     def opened(self, stack: ExitStack) -> ReadRows:
         read = self.raw.opened(stack)

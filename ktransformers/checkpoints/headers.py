@@ -4,7 +4,6 @@ weights.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 from collections.abc import Callable, Sequence
@@ -16,7 +15,6 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from kt_kernel.packed_file import Source
 from ktransformers.errors import CheckpointError
 
 __all__ = ["TORCH_DTYPES", "CheckpointFiles", "ReadRows", "TensorHeader", "Unread", "read_files", "read_headers"]
@@ -75,15 +73,6 @@ class CheckpointFiles:
 
     folder: Path
     tensors: dict[str, TensorHeader]
-
-    def sources(self) -> tuple[Source, ...]:
-        """The files as they are now: name, size and time of change."""
-        return tuple(Source.of(file) for file in sorted({header.file for header in self.tensors.values()}))
-
-    def digest(self) -> str:
-        """Of what the headers say: names, types and shapes, and the file of each tensor."""
-        entries = ((n, h.file.name, h.dtype, h.shape) for n, h in sorted(self.tensors.items()))
-        return hashlib.sha256(repr(list(entries)).encode()).hexdigest()
 
     def opened(self, stack: ExitStack) -> ReadRows:
         """Files are opened when they are needed, and closed by `stack`.

@@ -14,7 +14,7 @@ from ktransformers.checkpoints.headers import TensorHeader
 
 __all__ = ["Part", "Split", "split_experts"]
 
-PART_BYTES = 8 << 20
+PART_BYTES = 16 << 20
 """Floats of a part. Reading one takes up to three times as much for a moment (tensors as on disk, stacked,
 concatenated) while another is packed. Small, so that memory is used again instead of asked for; large enough that what
 transformers does around a conversion, about a millisecond, is nothing beside the reading."""

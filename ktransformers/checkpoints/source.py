@@ -18,9 +18,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from kt_kernel.checkpoint import LazyStack
-from kt_kernel.packed_file import Source
 from ktransformers.checkpoints.conversion import branch, conversion_mapping, convert_into, sources_of
-from ktransformers.checkpoints.headers import TORCH_DTYPES, CheckpointFiles, ReadRows
+from ktransformers.checkpoints.headers import TORCH_DTYPES, CheckpointFiles, ReadRows, Unread
 from ktransformers.checkpoints.memory import give_back
 from ktransformers.checkpoints.parts import Part, split_experts
 from ktransformers.checkpoints.preflight import verify_complete
@@ -49,14 +48,6 @@ class CheckpointSource:
         self._mapping = conversion_mapping(twin)
         self._read_since = 0
 
-    def identity(self) -> tuple[Sequence[Source], Mapping[str, Any]]:
-        """The files, and everything else about the source that decides which numbers its modules hold."""
-        config = self._twin.config.to_diff_dict()
-        for name in ("quantization_config", "transformers_version", "_name_or_path"):
-            config.pop(name, None)
-        about = {"tensors": self._files.digest(), "model": type(self._twin).__name__, "config": config}
-        return self._files.sources(), {**about, "dtype": str(self._twin.dtype)}
-
     def holds(self, name: str) -> bool:
         """Whether the tensors of a module on disk make all of its parameters and nothing else: then it can be read
         alone.
@@ -78,11 +69,11 @@ class CheckpointSource:
         """
         parts = {name: self._parts(name) for name in names}
         with ExitStack() as stack:
-            stack.callback(give_back)
-            stack.enter_context(progress_bar(shown=False))
             read = self._files.opened(stack)
             jobs = (partial(self._read, read, name, part) for name in names for part in parts[name])
             reads = stack.enter_context(closing(read_ahead(jobs)))
+            stack.callback(give_back)
+            stack.enter_context(progress_bar(shown=False))
             yield (CheckpointModule(self._twin.get_submodule(name), reads) for name in names)
 
     def _parts(self, name: str) -> list[Part]:
@@ -103,9 +94,10 @@ class CheckpointSource:
 
     def _read(self, read: ReadRows, name: str, part: Part) -> Read:
         rows = slice(part.first, part.last)
+        tensors = {
+            tensor: Unread(read, tensor, rows if tensor in part.sliced else slice(None)) for tensor in part.tensors
+        }
         try:
-            # Read here, on one thread: glibc gives each thread an arena of its own, of which it returns little.
-            tensors = {t: read(t, rows if t in part.sliced else slice(None)) for t in part.tensors}
             filled, info = self._convert(name, part, tensors, "cpu")
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"the weights of {name} cannot be read from {self._files.folder}: {error}") from error

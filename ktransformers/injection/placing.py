@@ -43,22 +43,16 @@ def place_operators(plan: Plan, model: nn.Module, *, holds: Callable[[str], bool
 
 
 def load_placed(
-    slots: Sequence[Slot],
-    weights: Iterable[ModuleWeights],
-    *,
-    keep_float: bool,
-    loaded: Callable[[Slot, int], None] = lambda _slot, _remaining: None,
-    progress: bool = True,
+    slots: Sequence[Slot], weights: Iterable[ModuleWeights], *, keep_float: bool, progress: bool = True
 ) -> None:
-    """Loads operators that stand in the model, each from its entry of `weights`; `loaded` is told of each, and how many
-    there are still to come.
+    """Loads operators that stand in the model, each from its entry of `weights`.
 
     With `keep_float` the originals get their float weights too, else only those that operators compute with.
     Raises `InjectionError`; the model is then of no use.
     """
     with track("Packing", len(slots), shown=progress) as done, torch.no_grad():
-        for index, (slot, source) in enumerate(zip(slots, weights, strict=True)):
-            hide_tensors(slot)
+        for slot, source in zip(slots, weights, strict=True):
+            _hide_tensors(slot)
             try:
                 _load(slot, source, keep_float)
             except Exception as error:
@@ -67,7 +61,6 @@ def load_placed(
                     f"{where}: loading {type(slot.operator).__name__} for {slot.name} failed: {error}. The model was "
                     "not loaded"
                 ) from error
-            loaded(slot, len(slots) - index - 1)
             done(slot.name)
 
 
@@ -95,8 +88,7 @@ def _show_tensors(slot: Slot) -> None:
             slot.operator.__dict__[name] = parameter  # around nn.Module: in no state dict
 
 
-def hide_tensors(slot: Slot) -> None:
-    """Ends what `place_operators` did so that an operator's tensors could be looked at."""
+def _hide_tensors(slot: Slot) -> None:
     assert slot.operator is not None
     for name, parameter in slot.original._parameters.items():
         if parameter is not None and slot.operator.__dict__.get(name) is parameter:

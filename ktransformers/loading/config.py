@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,29 +29,20 @@ class KTransformersConfig(QuantizationConfigMixin):
         keep_float: keep the float originals beside the operators, for `model.dequantize()` and `save_pretrained`.
             False: they are never in memory as a whole.
         threads: of the kernel, where the rules do not say.
-        cache: keep packed experts on disk and map them at the next start: True for the usual place (KT_CACHE_DIR), or a
-            folder. Not used together with `keep_float`.
 
     Nothing of it is written into a saved `config.json`: the checkpoint stays the float one that it was.
     """
 
     def __init__(
-        self,
-        rules: RulesLike = "auto",
-        *,
-        keep_float: bool = False,
-        threads: int | None = None,
-        cache: bool | str | os.PathLike[str] = False,
-        **unknown: Any,
+        self, rules: RulesLike = "auto", *, keep_float: bool = False, threads: int | None = None, **unknown: Any
     ) -> None:
         unknown.pop("quant_method", None)  # what `from_dict` brings along
         if unknown:
-            raise TypeError(f"KTransformersConfig takes rules, keep_float, threads and cache, not {', '.join(unknown)}")
+            raise TypeError(f"KTransformersConfig takes rules, keep_float and threads, not {', '.join(unknown)}")
         self.quant_method: Any = METHOD  # transformers' own methods are an enumeration, others are plain names
         self.rules = rules
         self.keep_float = keep_float
         self.threads = threads
-        self.cache = cache
         self.open_source: OpenSource | None = None
         """Where operators read their weights, in place of the safetensors files that transformers found."""
 
@@ -60,11 +50,4 @@ class KTransformersConfig(QuantizationConfigMixin):
         """Plain data, ready for JSON; rules that were objects as their origin's name."""
         rules = self.rules.origin if isinstance(self.rules, RuleSet) else self.rules
         plain = rules if isinstance(rules, (str, list, type(None))) else str(rules)
-        cache = self.cache if isinstance(self.cache, bool) else os.fspath(self.cache)
-        return {
-            "quant_method": METHOD,
-            "rules": plain,
-            "keep_float": self.keep_float,
-            "threads": self.threads,
-            "cache": cache,
-        }
+        return {"quant_method": METHOD, "rules": plain, "keep_float": self.keep_float, "threads": self.threads}

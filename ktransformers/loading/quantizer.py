@@ -17,15 +17,11 @@ from ktransformers.checkpoints import open_source, read_files
 from ktransformers.errors import UndoError
 from ktransformers.experts import WeightsSource
 from ktransformers.injection import Plan, Report, Slot, apply_plan, load_placed, make_plan, place_operators
-from ktransformers.loading.cache import open_cache
 from ktransformers.loading.config import METHOD, KTransformersConfig
 from ktransformers.loading.rules import rules_for
-from ktransformers.log import get_logger
 from ktransformers.saving import guard_saving
 
 __all__ = ["KTransformersQuantizer"]
-
-log = get_logger("loading")
 
 
 @register_quantizer(METHOD)
@@ -73,26 +69,14 @@ class KTransformersQuantizer(HfQuantizer):
         assert self._plan is not None
         keep_float = self.quantization_config.keep_float
         if self._source is not None:
-            self._load_placed(self._source, model)
+            names = [slot.name for slot in self._placed]
+            with self._source.modules(names) as weights:
+                load_placed(self._placed, weights, keep_float=keep_float)
         self.report = apply_plan(self._plan, model, keep_float=keep_float, placed=self._placed)
         model._keys_to_ignore_on_load_unexpected = self._ignored
         self._plan, self._placed, self._source = None, [], None
         _forget_quantization(model)
         guard_saving()
-
-    def _load_placed(self, source: WeightsSource, model: PreTrainedModel) -> None:
-        options = self.quantization_config
-        cache = None if options.keep_float else open_cache(options.cache, source, model.name_or_path or "model")
-        if cache is None:
-            with source.modules([slot.name for slot in self._placed]) as weights:
-                load_placed(self._placed, weights, keep_float=options.keep_float)
-            return
-        missing = [slot for slot in self._placed if not cache.load(slot)]
-        log.info(
-            "%d of %d layers come packed from %s", len(self._placed) - len(missing), len(self._placed), cache.folder
-        )
-        with source.modules([slot.name for slot in missing]) as weights:
-            load_placed(missing, weights, keep_float=False, loaded=cache.keep)
 
     def is_serializable(self) -> bool:
         """With the floats kept `save_pretrained` writes the float checkpoint that was loaded."""

@@ -125,21 +125,12 @@ class KTransformersExperts(BaseInjectedModule):
 
     def load_from(self, weights: ModuleWeights) -> None:
         """Packs experts as they are read. The original gets floats only where it computes or normalises itself."""
-        if self._kernel is None or self.packed_in is None:
+        if self._kernel is None or self.needs_original or self.spec.has_post_expert_norm:
             weights.fill(self.orig_module)
             self.load()
             return
         self._say_notes()
         self._kernel.load_from(weights)
-
-    @property
-    def packed_in(self) -> kt_kernel.MoEWrapper | None:
-        """What alone holds the weights this operator computes with, so that they can be kept as a file and loaded from
-        one; None where float weights are needed too.
-        """
-        if self._kernel is None or self.needs_original or self.spec.has_post_expert_norm:
-            return None
-        return self._kernel.wrapper
 
     def _say_notes(self) -> None:
         for note in self.spec.notes:

@@ -45,10 +45,6 @@ MappedFile::MappedFile(const std::string& path, std::size_t offset, std::size_t 
     pages_ = nullptr;
     fail(path, "mapped");
   }
-#ifdef MADV_HUGEPAGE
-  // Advice only: what is read from now on comes in huge pages where the file system can, see AlignedBuffer.
-  madvise(pages_, page_bytes_, MADV_HUGEPAGE);
-#endif
   data_ = static_cast<const std::byte*>(pages_) + skipped;
 }
 
