@@ -15,6 +15,7 @@
     │   ├── UndoError                    the replacement cannot be taken back
     │   └── FreedModuleError             a module lost its weights in a failed injection
     ├── CheckpointError                  a model folder is missing, incomplete or damaged
+    ├── ServingError                     a server that cannot start: packages, address, port
     └── DoesNotFitError                  a model needs more memory than there is
 
 The kernel has its own tree, `kt_kernel.KernelError`.
@@ -37,6 +38,7 @@ __all__ = [
     "RuleFileError",
     "RuleMatchError",
     "RuleNotFoundError",
+    "ServingError",
     "UndoError",
     "UnknownModuleError",
     "UnknownOperatorError",
@@ -124,6 +126,10 @@ class FreedModuleError(InjectionError):
 
 class CheckpointError(KTransformersError, RuntimeError):
     """A model folder that is missing, incomplete or damaged."""
+
+
+class ServingError(KTransformersError, RuntimeError):
+    """The server cannot start: a package is missing, or the address or port cannot be had."""
 
 
 class DoesNotFitError(KTransformersError, RuntimeError):

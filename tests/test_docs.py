@@ -4,6 +4,7 @@ a tiny one.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from kt_kernel import _ext
 from tests.checkpoints.gguf.writer import Wish, write_gguf
@@ -21,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _BLOCK = re.compile(r"^```(?:bash|sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 _CONVERTER = "kernel/scripts/convert_cpu_weights.py"
+_SERVING = ROOT / "docs" / "serving.md"
 _KT = [sys.executable, "-c", "from ktransformers.cli import main; main()"]
 
 
@@ -42,7 +45,7 @@ def _is(command: str, program: str) -> bool:
     return any(word == program for word in shlex.split(command)[:3])
 
 
-def _commands(program: str) -> list[object]:
+def _commands(program: str) -> list[ParameterSet]:
     return [pytest.param(command, id=f"{page}: {command}") for page, command in _lines() if _is(command, program)]
 
 
@@ -54,13 +57,17 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("command", _commands("kt"))
+def _serves(command: object) -> bool:
+    return shlex.split(str(command))[1:2] == ["serve"]
+
+
+@pytest.mark.parametrize("command", [c for c in _commands("kt") if not _serves(c.values[0])])
 def test_a_documented_kt_command_runs(command: str, gguf_file: str) -> None:
     arguments = [gguf_file if word == "path/to/model.gguf" else word for word in shlex.split(command)]
     run = subprocess.run(
         [*_KT, *arguments[arguments.index("kt") + 1 :]],
         cwd=ROOT,
-        input="",
+        input="Hello\n" if "chat" in arguments else "",
         capture_output=True,
         text=True,
         timeout=240,
@@ -71,6 +78,29 @@ def test_a_documented_kt_command_runs(command: str, gguf_file: str) -> None:
     assert run.returncode in expected, run.stderr
     assert run.stdout.strip()
     assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize("command", sorted({line for _, line in _lines() if _is(line, "kt") and _serves(line)}))
+def test_a_documented_server_starts_answers_and_ends(command: str) -> None:
+    """With the client of docs/serving.md."""
+    pytest.importorskip("openai", reason="the server needs the packages of ktransformers[serve]")
+    program = [*_KT, *shlex.split(command)[1:], "--port", "0"]
+    with subprocess.Popen(program, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        url = next(found[1] for line in process.stderr if (found := re.match(r"ready: (http://\S+)/v1", line)))
+        for snippet in re.findall(r"^```python\n(.*?)^```", _SERVING.read_text(), re.MULTILINE | re.DOTALL):
+            exec(compile(snippet.replace("http://127.0.0.1:8000", url), _SERVING.name, "exec"), {})
+        process.terminate()
+        assert "stopped" in process.communicate(timeout=60)[1]
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("command", _commands("curl"))
+def test_a_documented_request_is_the_one_that_the_server_suggests(command: str) -> None:
+    words = shlex.split(command)
+    assert words[1] == "http://127.0.0.1:8000/v1/chat/completions"
+    assert json.loads(words[words.index("-d") + 1])["messages"]
+    assert words[words.index("-H") + 1] == "Content-Type: application/json"
 
 
 @pytest.mark.parametrize("command", _commands("./install.sh"))
@@ -100,7 +130,7 @@ def test_a_documented_conversion_runs(command: str, tmp_path: Path) -> None:
 
 
 def test_every_documented_command_is_one_that_a_test_runs() -> None:
-    programs = ("kt", "./install.sh", _CONVERTER)
+    programs = ("kt", "./install.sh", "curl", _CONVERTER)
     assert [line for line in _lines() if not any(_is(line[1], program) for program in programs)] == []
 
 

@@ -6,12 +6,14 @@ from typing import Annotated
 
 import typer
 
+from ktransformers.cli.chat import chat
 from ktransformers.cli.convert import PASSED_ON, convert
 from ktransformers.cli.doctor import doctor
 from ktransformers.cli.failures import Guarded, show_tracebacks
 from ktransformers.cli.plan import plan
 from ktransformers.cli.rules import rules_app
 from ktransformers.cli.run import run
+from ktransformers.cli.serve import serve
 
 __all__ = ["app"]
 
@@ -24,6 +26,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command()(run)
+app.command()(chat)
+app.command()(serve)
 app.command()(plan)
 app.add_typer(rules_app, name="rules")
 app.command(**PASSED_ON)(convert)

@@ -11,7 +11,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["errors", "hushed", "listen_to_logs", "plain_table", "results", "say"]
+__all__ = ["errors", "hear_requests", "hushed", "listen_to_logs", "plain_table", "results", "say"]
 
 _WIDE = 240
 _LOGGERS = ("ktransformers", "kt_kernel")
@@ -53,6 +53,11 @@ def listen_to_logs() -> None:
     transformers_logging.set_verbosity_error()
     if not sys.stderr.isatty():
         transformers_logging.disable_progress_bar()
+
+
+def hear_requests() -> None:
+    """Shows a line for each request of a server too."""
+    logging.getLogger("ktransformers.server").setLevel(logging.INFO)
 
 
 @contextmanager

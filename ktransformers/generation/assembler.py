@@ -12,9 +12,9 @@ _INCOMPLETE = "\ufffd"  # what a decoder writes for bytes that are not a charact
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a byte that SentencePiece vocabularies have no piece for
 
 
-def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
-    """The text of `ids` without special tokens, with spaces as they are."""
-    text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int], *, skip_special_tokens: bool = True) -> str:
+    """The text of `ids`, without special tokens unless they are wanted, with spaces as they are."""
+    text = tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
     assert isinstance(text, str)
     return text
 
@@ -27,8 +27,9 @@ class TextAssembler:
     a text sees no start there.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
         self._ids: list[int] = []
         self._text = ""
         self._context = 0  # first token of the window that is decoded
@@ -39,8 +40,8 @@ class TextAssembler:
         self._ids.append(token)
         if self._is_byte(token):
             return ""
-        known = decode(self._tokenizer, self._ids[self._context : self._told])
-        window = decode(self._tokenizer, self._ids[self._context :])
+        known = self._decode(self._ids[self._context : self._told])
+        window = self._decode(self._ids[self._context :])
         if window.endswith(_INCOMPLETE) or not window.startswith(known) or len(window) == len(known):
             return ""
         self._context, self._told = self._told, len(self._ids)
@@ -48,8 +49,11 @@ class TextAssembler:
 
     def finish(self) -> str:
         """What is left when no token follows, unfinished characters included."""
-        whole = decode(self._tokenizer, self._ids)
+        whole = self._decode(self._ids)
         return self._tell(whole[len(self._text) :]) if whole.startswith(self._text) else ""
+
+    def _decode(self, ids: list[int]) -> str:
+        return decode(self._tokenizer, ids, skip_special_tokens=self._skip_special_tokens)
 
     def _is_byte(self, token: int) -> bool:
         name = self._tokenizer.convert_ids_to_tokens(token)

@@ -18,13 +18,13 @@ _SURROGATE = re.compile("[\ud800-\udfff]")  # Python puts them where bytes could
 
 
 def encode(
-    tokenizer: PreTrainedTokenizerBase, prompt: Prompt, *, chat: bool, device: torch.device
+    tokenizer: PreTrainedTokenizerBase, prompt: Prompt, *, chat: bool, device: torch.device, **template: Any
 ) -> dict[str, torch.Tensor]:
     """`input_ids` and `attention_mask`, each (1, tokens), on `device`.
 
     A list of messages, or a string with `chat=True`, goes through the tokenizer's chat template, as one user message in
-    the second case. Raises `TypeError` for a prompt that is neither, and `ValueError` for a tokenizer without a
-    template, a text that is no Unicode, and a prompt without any tokens.
+    the second case, with `template` as further variables. Raises `TypeError` for a prompt that is neither, and
+    `ValueError` for a tokenizer without a template, a text that is no Unicode, and a prompt without any tokens.
     """
     _refuse(prompt)
     if isinstance(prompt, str) and not chat:
@@ -37,7 +37,7 @@ def encode(
                 "tokenizer.chat_template"
             )
         encoded = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True, **template
         )
     if encoded["input_ids"].shape[-1] == 0:
         raise ValueError("the prompt is empty, and this tokenizer puts no token in front: there is nothing to continue")

@@ -21,6 +21,8 @@ def kt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kt]:
     monkeypatch.setenv("COLUMNS", "160")
     loggers = [logging.getLogger(name) for name in ("ktransformers", "kt_kernel")]
     handlers = [list(logger.handlers) for logger in loggers]
+    requests = logging.getLogger("ktransformers.server")
+    level = requests.level
     verbosity = transformers_logging.get_verbosity()
 
     def invoke(*arguments: str, stdin: str = "") -> Result:
@@ -29,6 +31,7 @@ def kt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kt]:
     yield invoke
     transformers_logging.set_verbosity(verbosity)
     show_tracebacks(False)
+    requests.setLevel(level)
     for logger, kept in zip(loggers, handlers, strict=True):
         logger.handlers = kept
 

@@ -77,6 +77,23 @@ def test_a_run_that_would_not_fit_is_refused_before_weights_are_read(kt: Kt, wei
 
 
 @pytest.mark.usefixtures("_little_memory")
+@pytest.mark.parametrize(
+    ("command", "later"),
+    [(("chat",), "no chat template"), (("serve", "--port", "0", "--max-context", "600"), "more than the 512")],
+    ids=["chat", "serve"],
+)
+def test_chat_and_serve_look_at_memory_too(kt: Kt, moe_folder: str, command: tuple[str, ...], later: str) -> None:
+    if command[0] == "serve":
+        pytest.importorskip("openai", reason="the server needs the packages of ktransformers[serve]")
+    refused = kt(command[0], moe_folder, *command[1:])
+    assert refused.exit_code == 3
+    assert "`--force` goes on all the same" in refused.stderr
+    forced = kt(command[0], moe_folder, *command[1:], "--force")
+    assert "warning: the model does not fit: " in forced.stderr
+    assert later in forced.stderr
+
+
+@pytest.mark.usefixtures("_little_memory")
 def test_force_goes_on_with_a_warning(kt: Kt, moe_folder: str) -> None:
     result = kt("run", moe_folder, "--prompt", "abc", "--max-new-tokens", "2", "--force")
     assert result.exit_code == 0, result.stderr

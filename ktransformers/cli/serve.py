@@ -1,0 +1,89 @@
+"""`kt serve`: the model behind an OpenAI-compatible HTTP server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ktransformers.cli.chat_template import read_template, tokenizer_of
+from ktransformers.cli.chosen_rules import choose_rules
+from ktransformers.cli.console import hear_requests, listen_to_logs, say
+from ktransformers.cli.startup import announce
+
+if TYPE_CHECKING:
+    from ktransformers.server.served import ServedModel
+
+__all__ = ["serve"]
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="A model folder, or a model id in the local Hugging Face cache.")],
+    rules: Annotated[
+        str | None, typer.Option(help="A rule file, or the name of a shipped one. Default: by the model's type.")
+    ] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="Overrides the backend of the rules: AMXINT8, AMXBF16, INT8, BF16, auto …")
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Worker threads of the kernel. Default: KT_NUM_THREADS, else what the machine has."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 is every one of this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    max_context: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of prompt and answer together. Default: as the model was made.")
+    ] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="A Jinja file in the place of the model's own chat template.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(help="Answer only to clients that send this key.")] = None,
+    enable_cors: Annotated[bool, typer.Option("--enable-cors", help="Let web pages of any origin ask.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Go on although the model does not fit into memory.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Say what runs for each layer, not each range.")] = False,
+) -> None:
+    """Serve a model to OpenAI clients: /v1/chat/completions, /v1/completions, /v1/models, /health."""
+    listen_to_logs()
+    from ktransformers.server import require_packages
+
+    require_packages()
+    from ktransformers import KTransformer
+    from ktransformers.generation import context_of
+    from ktransformers.server.run import bind, run_server, url_of
+    from ktransformers.server.served import ServedModel
+    from ktransformers.server.start import check_context, serving
+
+    template = read_template(chat_template)
+    rule_set = choose_rules(model, rules, backend, threads)
+    with bind(host, port) as address:  # before minutes of loading: a port that is taken is known now
+        announce(model, rule_set, context=max_context, verbose=verbose, force=force)
+        loaded = KTransformer.from_pretrained(model, rules=rule_set, threads=threads)
+        tokenizer = tokenizer_of(loaded, template)
+        context = check_context(context_of(loaded.model, tokenizer), max_context)
+        served = ServedModel(model.rstrip("/") or model, loaded.model, tokenizer, context=context)
+        url = url_of(address)
+        hear_requests()
+
+        def ready() -> None:
+            _announce(served, url, has_key=api_key is not None)
+
+        with serving(served, ready, api_key=api_key, cors=enable_cors) as server:
+            run_server(server, address)
+    say("stopped")
+
+
+def _announce(served: ServedModel, url: str, *, has_key: bool) -> None:
+    import psutil
+
+    memory = psutil.Process().memory_info().rss / 2**30
+    say(f"memory: {memory:.2f} GiB in use; context: {served.context or 'unlimited'} tokens")
+    if not served.tokenizer.chat_template:
+        say("chat: this model has no chat template; /v1/completions works, --chat-template FILE gives it one")
+    request = json.dumps({"model": served.name, "messages": [{"role": "user", "content": "Hello"}]})
+    key = " -H 'Authorization: Bearer …'" if has_key else ""
+    say(f"try: curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{request}'")
+    say(f"ready: {url}/v1 serves {served.name}; Ctrl-C ends it")
