@@ -1,6 +1,7 @@
 """Prompt in, text out, whole or as a stream; the work itself is transformers' `generate`."""
 
+from ktransformers.generation.context import warn_beyond_context
 from ktransformers.generation.prompt import Message, Prompt, encode
 from ktransformers.generation.text import generate_text, stream_text
 
-__all__ = ["Message", "Prompt", "encode", "generate_text", "stream_text"]
+__all__ = ["Message", "Prompt", "encode", "generate_text", "stream_text", "warn_beyond_context"]
