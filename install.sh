@@ -58,10 +58,13 @@ parse_arguments() {
     esac
   done
   COMMAND="${COMMAND:-install}"
-  case "$DRY_RUN" in
-    0 | 1) ;;
-    *) usage_error "KT_DRY_RUN is \"$DRY_RUN\": it takes 1 (look only) or 0" ;;
+  case "$(read_switch "$DRY_RUN")" in
+    ON) DRY_RUN=1 ;;
+    OFF) DRY_RUN=0 ;;
+    *) usage_error "KT_DRY_RUN is \"$DRY_RUN\": it takes 1 (look only) or 0, also spelt on/off, true/false or yes/no" ;;
   esac
+  [[ -z "${KT_TORCH_SPEC:-}" || -n "${KT_TORCH_SPEC//[[:space:]]/}" ]] ||
+    usage_error "KT_TORCH_SPEC is blank: it takes what pip install takes, such as $DEFAULT_TORCH; unset it for that"
 }
 
 main() {

@@ -179,6 +179,7 @@ class KTransformer:
         """
         tokenizer = self._need_tokenizer()
         inputs = generation.encode(tokenizer, prompt, chat=chat, device=self.model.device)
+        generation.warn_beyond_context(self.model, inputs["input_ids"].shape[-1], max_new_tokens)
         run = generation.stream_text if stream else generation.generate_text
         return run(self.model, tokenizer, inputs, max_new_tokens=max_new_tokens, **kwargs)
 

@@ -18,7 +18,11 @@ def main() -> None:
         # A terminal that cannot show a character is no reason to stop in the middle of a text.
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
-    # Imported here so that `import ktransformers.cli` costs nothing.
-    from ktransformers.cli.app import app
+    try:
+        # Imported here so that `import ktransformers.cli` costs nothing.
+        from ktransformers.cli.app import app
 
-    app(prog_name="kt")
+        app(prog_name="kt")
+    except KeyboardInterrupt:  # before or after the command itself, which has its own words for it
+        sys.stderr.write("\nInterrupted.\n")
+        raise SystemExit(130) from None

@@ -64,7 +64,7 @@ def chat(
     from ktransformers.cli.conversation import Conversation
 
     template = read_template(chat_template)
-    rule_set = choose_rules(model, rules, backend, threads)
+    rule_set = choose_rules(model, rules, backend)
     if seed is not None:
         torch.manual_seed(seed)
     announce(model, rule_set, verbose=verbose, force=force)

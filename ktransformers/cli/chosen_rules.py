@@ -15,7 +15,7 @@ __all__ = ["choose_rules"]
 _EXPERTS_CLASS = "KTransformersExperts"
 
 
-def choose_rules(model: str, rules: str | None, backend: str | None = None, threads: int | None = None) -> RuleSet:
+def choose_rules(model: str, rules: str | None, backend: str | None = None) -> RuleSet:
     """The rules asked for, or those that ship for the model's type; with another backend where one is asked for. None
     at all for a dense model of which nothing was asked.
     """
@@ -35,18 +35,7 @@ def choose_rules(model: str, rules: str | None, backend: str | None = None, thre
         chosen = load_rules(path)
     else:
         chosen = load_rules(rules)
-    if backend is not None:
-        chosen = _with_backend(chosen, backend)
-    return chosen if threads is None else _with_threads(chosen, threads)
-
-
-def _with_threads(rules: RuleSet, threads: int) -> RuleSet:
-    """For experts whose rule does not say."""
-    changed = (
-        replace(rule, kwargs={"threads": threads, **rule.kwargs}) if _EXPERTS_CLASS in rule.replacement else rule
-        for rule in rules
-    )
-    return replace(rules, rules=tuple(changed))
+    return chosen if backend is None else _with_backend(chosen, backend)
 
 
 def _with_backend(rules: RuleSet, backend: str) -> RuleSet:

@@ -41,9 +41,9 @@ def plan(
     import kt_kernel
     from ktransformers import forecast
 
-    chosen = choose_rules(model, rules, backend, threads)
+    chosen = choose_rules(model, rules, backend)
     bandwidth = kt_kernel.read_bandwidth(threads) if measure else None
-    found = forecast(model, chosen, context=context, bandwidth=bandwidth)
+    found = forecast(model, chosen, threads=threads, context=context, bandwidth=bandwidth)
     if as_json:
         results().print(json.dumps(found.as_dict(), indent=2), markup=False)
     else:

@@ -51,12 +51,13 @@ def run(
     from ktransformers import KTransformer
     from ktransformers.cli.clock import TokenClock
 
-    rule_set = choose_rules(model, rules, backend, threads)
+    rule_set = choose_rules(model, rules, backend)
     if seed is not None:
         torch.manual_seed(seed)
     question = _read_prompt(prompt)
     # A token is a character at least, so this is what the context can come to.
-    announce(model, rule_set, context=len(question) + max_new_tokens, verbose=verbose, force=force)
+    context = len(question) + max_new_tokens
+    announce(model, rule_set, threads=threads, context=context, verbose=verbose, force=force)
     loaded = KTransformer.from_pretrained(model, rules=rule_set, threads=threads)
     clock = TokenClock()
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "logits_processor": [clock]}

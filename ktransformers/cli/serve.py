@@ -58,7 +58,7 @@ def serve(
     from ktransformers.server.start import check_context, serving
 
     template = read_template(chat_template)
-    rule_set = choose_rules(model, rules, backend, threads)
+    rule_set = choose_rules(model, rules, backend)
     with bind(host, port) as address:  # before minutes of loading: a port that is taken is known now
         announce(model, rule_set, context=max_context, verbose=verbose, force=force)
         loaded = KTransformer.from_pretrained(model, rules=rule_set, threads=threads)

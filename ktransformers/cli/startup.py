@@ -13,7 +13,13 @@ __all__ = ["announce"]
 
 
 def announce(
-    model: str, rules: RuleSet, *, context: int | None = None, verbose: bool = False, force: bool = False
+    model: str,
+    rules: RuleSet,
+    *,
+    threads: int | None = None,
+    context: int | None = None,
+    verbose: bool = False,
+    force: bool = False,
 ) -> None:
     """Says on stderr which rule puts what where and what will run, a line for each range of layers (`verbose`: for
     each module).
@@ -24,7 +30,7 @@ def announce(
     from ktransformers import forecast
     from ktransformers.errors import DoesNotFitError
 
-    found = forecast(model, rules, context=context)
+    found = forecast(model, rules, threads=threads, context=context)
     for line in found.lines(verbose=verbose) or ["experts: transformers' own, no rule replaces any"]:
         say(line)
     try:

@@ -20,6 +20,7 @@ from ktransformers.forecasting.weights import OtherWeights, other_weights
 from ktransformers.injection import Plan, build_meta_model, experts_modules, make_plan, walk
 from ktransformers.injection.lines import LayerEntry
 from ktransformers.injection.tree import config_of
+from ktransformers.loading.rules import rules_for
 from ktransformers.memory import memory_limits, resident_bytes
 from ktransformers.operators.base import BaseInjectedModule
 from ktransformers.operators.footprint import Footprint
@@ -36,8 +37,9 @@ _USUAL_CONTEXT = 4096
 
 def forecast(
     model: str | os.PathLike[str] | PreTrainedModel,
-    rules: RulesLike,
+    rules: RulesLike | None = None,
     *,
+    threads: int | None = None,
     context: int | None = None,
     bandwidth: float | None = None,
     trust_remote_code: bool = False,
@@ -46,7 +48,8 @@ def forecast(
 
     Args:
         model: a folder, a model id in the local cache, or a model on the meta device.
-        rules: anything `load_rules` takes.
+        rules: anything `load_rules` takes; None or "auto": the shipped file of the model's type.
+        threads: of the kernel, where the rules do not say.
         context: tokens that are kept in the cache; None: 4096, or what the model has at most.
         bandwidth: bytes a second, for the ceiling of decoding; `kt_kernel.read_bandwidth()` measures it.
 
@@ -54,7 +57,7 @@ def forecast(
     see `Forecast.raise_unless_fits`.
     """
     meta = model if isinstance(model, PreTrainedModel) else _meta_model(model, trust_remote_code)
-    plan = make_plan(rules, meta)
+    plan = make_plan(rules_for(meta, rules, threads), meta)
     source = source_quantisation(meta.config)
     operators = _construct(plan, meta)
     footprints = {name: operator.footprint() for name, operator in operators.items()}
@@ -63,7 +66,7 @@ def forecast(
     experts = [meta.get_submodule(name) for name in experts_modules(modules)]
     run = dry_run(meta, experts)
     others = other_weights(meta, replaced, run)
-    steps = [_step(operator, footprints[name], source) for name, operator in operators.items()]
+    steps = [_step(operator, footprints[name]) for name, operator in operators.items()]
     place = _place_of_others(operators)
     context = min(context or _USUAL_CONTEXT, _longest(meta.config) or context or _USUAL_CONTEXT)
     holdings = [*_of_operators(operators, footprints), *_of_others(others, place)]
@@ -120,10 +123,10 @@ def _construct(plan: Plan, meta: PreTrainedModel) -> dict[str, BaseInjectedModul
     return operators
 
 
-def _step(operator: BaseInjectedModule, footprint: Footprint, source: str | None) -> Step:
+def _step(operator: BaseInjectedModule, footprint: Footprint) -> Step:
     floats = sum(parameter.nbytes for parameter in operator.orig_module.parameters())
     held = footprint.nbytes if footprint.device == "cpu" else 0
-    return Step(floats, held, footprint.keeps_original, hasattr(operator, "load_from") and source is None)
+    return Step(floats, held, footprint.keeps_original, hasattr(operator, "load_from"))
 
 
 def _of_operators(operators: dict[str, BaseInjectedModule], footprints: dict[str, Footprint]) -> list[Holding]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ktransformers.checkpoints.parts import PART_BYTES
+
 __all__ = ["Step", "peak_of_loading"]
 
 # Operators that load from a checkpoint get their floats in parts: one is packed while the next is there as on disk and
-# once more as transformers stacks it. A part is so many bytes, or the whole of a smaller module.
-_PART = 16 << 20
+# once more as transformers stacks it.
 _PARTS_AT_ONCE = 3
 
 
@@ -31,7 +32,7 @@ def peak_of_loading(others: int, steps: Sequence[Step]) -> int:
     now = peak = others + sum(step.floats for step in waiting)
     for step in [*(step for step in steps if step.streamed), *waiting]:
         if step.streamed:
-            peak = max(peak, now + step.held + _PARTS_AT_ONCE * min(step.floats, _PART))
+            peak = max(peak, now + step.held + _PARTS_AT_ONCE * min(step.floats, PART_BYTES))
             now += step.held + (step.floats if step.kept else 0)
         else:
             now += step.held

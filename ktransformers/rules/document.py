@@ -14,17 +14,21 @@ __all__ = ["Document", "parse_yaml"]
 
 Path = tuple[Hashable, ...]  # keys and indices from the top: (0, "match", "name")
 
+_NUMBERS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
 _SPELLED_BOOLEANS = {"yes", "no", "on", "off"}
 
 
 @dataclass(frozen=True)
 class Document:
-    """`value` and, by path from the top, the line of every entry and the booleans written as yes, no, on or off."""
+    """`value` and, by path from the top, the line of every entry, the booleans written as yes, no, on or off, and the
+    numbers written in sixties, as `1:30`.
+    """
 
     value: Any
     origin: str = "<python>"
     lines: dict[Path, int] = field(default_factory=dict)
     spelled: dict[Path, str] = field(default_factory=dict)
+    sixties: dict[Path, str] = field(default_factory=dict)
 
     def line(self, path: Path) -> int | None:
         """Line of the entry at `path`, or of the nearest entry around it that has one."""
@@ -54,7 +58,9 @@ def parse_yaml(text: str, origin: str) -> Document:
         raise
     except yaml.MarkedYAMLError as error:
         raise RuleFileError([_explain(error, text, origin)]) from error
-    except yaml.YAMLError as error:  # characters that YAML does not allow
+    except yaml.reader.ReaderError as error:
+        raise RuleFileError([_explain_character(error, text, origin)]) from error
+    except yaml.YAMLError as error:
         raise RuleFileError([Problem(f"not YAML text: {error}", origin)]) from error
     except RecursionError:
         raise RuleFileError([Problem("values are nested too deep to be a rule file", origin)]) from None
@@ -104,7 +110,18 @@ def _mark(node: yaml.Node, path: Path, document: Document, seen: dict[int, bool]
                 _mark(value, below, document, seen)
     elif node.tag == "tag:yaml.org,2002:bool" and node.value.lower() in _SPELLED_BOOLEANS:
         document.spelled[path] = node.value
+    elif node.tag in _NUMBERS and ":" in node.value:
+        document.sixties[path] = node.value
     seen[id(node)] = False
+
+
+def _explain_character(error: yaml.reader.ReaderError, text: str, origin: str) -> Problem:
+    """A character that YAML allows nowhere, most often pasted along. PyYAML counts them from the start of the text."""
+    before = text[: error.position]
+    line, column = before.count("\n") + 1, error.position - (before.rfind("\n") + 1) + 1
+    character = text[error.position] if error.position < len(text) else ""
+    name = f"U+{ord(character):04X}" if character else "at the end"
+    return Problem(f"a character that YAML does not allow ({name}, column {column}); delete it", origin, line)
 
 
 def _explain(error: yaml.MarkedYAMLError, text: str, origin: str) -> Problem:

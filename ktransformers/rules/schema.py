@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import yaml
+
 from ktransformers.errors import Problem, RuleFileError
 from ktransformers.hints import nearest
 from ktransformers.rules.document import Document
@@ -114,6 +116,11 @@ class _RuleCheck:
                 meant = "true" if spelled.lower() in ("yes", "on") else "false"
                 text = f'`{where[-1]}: {spelled}` is a boolean in YAML; write {meant}, or "{spelled}" in quotes'
                 self._complain(text, *where[1:])
+        for where, written in self.document.sixties.items():
+            if where[:3] == prefix:
+                key = next(part for part in reversed(where) if isinstance(part, str))
+                text = f"`{key}: {written}` is {yaml.safe_load(written)} in YAML, which counts in sixties there"
+                self._complain(f'{text}; write that number, or "{written}" in quotes', *where[1:])
         return kwargs
 
     def _section(self, entry: Mapping[Any, Any], key: str, remedy: str) -> Mapping[Any, Any] | None:

@@ -121,3 +121,20 @@ def test_the_installed_command_answers() -> None:
     run = subprocess.run([sys.executable, "-c", script, "rules", "list"], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
     assert "moe" in run.stdout
+
+
+def test_ctrl_c_before_the_command_line_is_there_is_one_word() -> None:
+    script = """
+import sys
+from ktransformers.cli import main
+
+class Impatient:
+    def find_spec(self, name, *_):
+        if name == "ktransformers.cli.app":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Impatient())
+main()
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stderr) == (130, "\nInterrupted.\n")

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
+from ktransformers.checkpoints.parts import PART_BYTES
 from ktransformers.forecasting.dry_run import CacheLayer, dry_run
 from ktransformers.forecasting.loading import Step, peak_of_loading
 from ktransformers.forecasting.quantisation import quantisation_notes, source_quantisation
@@ -34,7 +35,7 @@ def test_streamed_layers_are_never_there_as_floats_together() -> None:
 
 def test_of_a_large_layer_only_parts_are_there_as_floats() -> None:
     steps = [Step(floats=4096 * _MIB, held=2048 * _MIB, kept=False, streamed=True)] * 2
-    assert peak_of_loading(0, steps) == 4096 * _MIB + 3 * 16 * _MIB
+    assert peak_of_loading(0, steps) == 4096 * _MIB + 3 * PART_BYTES
 
 
 def test_a_window_bounds_the_cache() -> None:

@@ -93,3 +93,20 @@ def test_the_variable_asks_for_a_dry_run_too(machine: Machine) -> None:
 def test_each_script_parses() -> None:
     for script in (ROOT / "install.sh", ROOT / ".ci" / "run", *(ROOT / "tools" / "install").glob("*.sh")):
         subprocess.run(["bash", "-n", str(script)], check=True, timeout=20)
+
+
+@pytest.mark.parametrize("spelt", ["1", "ON", "yes", "True"])
+def test_a_dry_run_is_asked_for_in_any_spelling_of_yes(machine: Machine, spelt: str) -> None:
+    assert "Dry run" in machine.install(KT_DRY_RUN=spelt).out
+
+
+def test_a_blank_pip_specification_is_refused(machine: Machine) -> None:
+    outcome = machine.install(KT_TORCH_SPEC="  ")
+    assert outcome.code == 2
+    assert "KT_TORCH_SPEC is blank: it takes what pip install takes, such as torch==" in outcome.err
+
+
+def test_an_odd_switch_names_every_spelling(machine: Machine) -> None:
+    outcome = machine.install(CPUINFER_ENABLE_AMX="maybe")
+    assert outcome.code == 1
+    assert 'CPUINFER_ENABLE_AMX is "maybe": it takes ON or OFF (also 1/0, true/false, yes/no).' in outcome.err

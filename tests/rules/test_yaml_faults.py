@@ -97,3 +97,35 @@ def test_a_file_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(Path, "read_text", _refuse)
     with pytest.raises(RuleFileError, match="Permission denied"):
         load_rules(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("- match: {name: x}\n  replace: {class: a\x07.B}\n", 2, "(U+0007, column 21)"),
+        ("\x00", 1, "(U+0000, column 1)"),
+        ("- match:\r\n    name: x\x1b\r\n", 2, "(U+001B, column 12)"),
+    ],
+)
+def test_a_control_character_is_named_with_its_line_and_column(text: str, line: int, said: str) -> None:
+    error = _error_of(text)
+    assert error.line == line
+    assert f"a character that YAML does not allow {said}; delete it" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        ("{threads: 1:30}", "`threads: 1:30` is 90 in YAML, which counts in sixties there; write that number"),
+        ("{a: [1, 1:30.5]}", "`a: 1:30.5` is 90.5 in YAML"),
+    ],
+)
+def test_a_number_in_sixties_says_what_yaml_made_of_it(kwargs: str, said: str) -> None:
+    error = _error_of(f"{_MATCH}  replace: {{class: a.B, kwargs: {kwargs}}}\n")
+    assert error.line == 2
+    assert said in str(error)
+
+
+def test_a_colon_in_quotes_is_text() -> None:
+    (rule,) = parse_rules(_MATCH + "  replace: {class: a.B, kwargs: {device: \"cuda:0\", at: '1:30'}}\n")
+    assert rule.kwargs == {"device": "cuda:0", "at": "1:30"}

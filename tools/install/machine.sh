@@ -18,7 +18,7 @@ check_switches() {
     name="CPUINFER_ENABLE_$family"
     switch="$(read_switch "${!name:-}")"
     printf -v "SWITCH_$family" '%s' "$switch"
-    [[ -n "$switch" || -z "${!name:-}" ]] || miss "$name is \"${!name}\": it takes ON or OFF."
+    [[ -n "$switch" || -z "${!name:-}" ]] || miss "$name is \"${!name}\": it takes ON or OFF (also 1/0, true/false, yes/no)."
   done
 }
 
