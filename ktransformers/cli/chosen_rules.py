@@ -16,8 +16,8 @@ _EXPERTS_CLASS = "KTransformersExperts"
 
 
 def choose_rules(model: str, rules: str | None, backend: str | None = None, threads: int | None = None) -> RuleSet:
-    """The rules asked for, or those that ship for the model's type; with another backend where one is asked for. None at
-    all for a dense model of which nothing was asked.
+    """The rules asked for, or those that ship for the model's type; with another backend where one is asked for.
+    None at all for a dense model of which nothing was asked.
     """
     from ktransformers.checkpoints import locate
     from ktransformers.injection import build_meta_model, experts_modules, walk
