@@ -67,7 +67,7 @@ def chat(
     rule_set = choose_rules(model, rules, backend)
     if seed is not None:
         torch.manual_seed(seed)
-    announce(model, rule_set, verbose=verbose, force=force)
+    announce(model, rule_set, threads=threads, verbose=verbose, force=force)
     loaded = KTransformer.from_pretrained(model, rules=rule_set, threads=threads)
     tokenizer = tokenizer_of(loaded, template)
     if not tokenizer.chat_template:

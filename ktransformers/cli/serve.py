@@ -60,7 +60,7 @@ def serve(
     template = read_template(chat_template)
     rule_set = choose_rules(model, rules, backend)
     with bind(host, port) as address:  # before minutes of loading: a port that is taken is known now
-        announce(model, rule_set, context=max_context, verbose=verbose, force=force)
+        announce(model, rule_set, threads=threads, context=max_context, verbose=verbose, force=force)
         loaded = KTransformer.from_pretrained(model, rules=rule_set, threads=threads)
         tokenizer = tokenizer_of(loaded, template)
         context = check_context(context_of(loaded.model, tokenizer), max_context)

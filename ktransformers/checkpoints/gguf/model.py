@@ -39,7 +39,7 @@ class GgufModel:
         checkpoint = open_gguf(files)
         architecture = ARCHITECTURES.get(checkpoint.architecture)
         if architecture is not None:
-            return cls(checkpoint, architecture, _config(checkpoint, architecture))
+            return cls(checkpoint, architecture, _config(checkpoint, architecture))._with_dtype()
         problems = [*checkpoint.problems]
         if not checkpoint.architecture:
             problems.insert(0, "the metadata lack general.architecture")
@@ -50,7 +50,12 @@ class GgufModel:
             problems += other_problems(checkpoint)
         if problems:
             raise _error(checkpoint, problems)
-        return cls(checkpoint, None, other_config(checkpoint))
+        return cls(checkpoint, None, other_config(checkpoint))._with_dtype()
+
+    def _with_dtype(self) -> GgufModel:
+        """The configuration as it would be in a checkpoint folder: with the type of the weights."""
+        self.config.dtype = self.dtype
+        return self
 
     @property
     def dtype(self) -> torch.dtype:

@@ -7,18 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, GgufConfig, PreTrainedConfig, PreTrainedModel
+import transformers
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
-from transformers.integrations.gguf.gguf_config_mapping import GGUF_CONFIG_ARCHS
 
 from ktransformers.checkpoints.gguf.checkpoint import GgufCheckpoint
 from ktransformers.errors import CheckpointError
 
 __all__ = ["OTHERS", "load_other", "other_config", "other_problems"]
 
-_BY_MODEL_TYPE = GGUF_CONFIG_MAPPING.keys() - {"general", "tokenizer"}
 
-OTHERS = tuple(sorted({*(name.replace("minimax_", "minimax-") for name in _BY_MODEL_TYPE), *GGUF_CONFIG_ARCHS}))
+def _known() -> set[str]:
+    named = {name.replace("minimax_", "minimax-") for name in GGUF_CONFIG_MAPPING.keys() - {"general", "tokenizer"}}
+    try:
+        from transformers.integrations.gguf.gguf_config_mapping import GGUF_CONFIG_ARCHS
+    except ImportError:  # an older transformers
+        return named
+    return {*named, *GGUF_CONFIG_ARCHS}
+
+
+OTHERS = tuple(sorted(_known()))
 """By `general.architecture`."""
 
 
@@ -51,5 +59,7 @@ def other_config(checkpoint: GgufCheckpoint) -> PreTrainedConfig:
 
 def load_other(file: Path, model_class: type[PreTrainedModel], dtype: torch.dtype, **kwargs: Any) -> Any:
     """Model and loading info, as `from_pretrained(output_loading_info=True)` gives them."""
-    options = {"gguf_file": file.name, "quantization_config": GgufConfig(dequantize=True), "dtype": dtype, **kwargs}
+    options: dict[str, Any] = {"gguf_file": file.name, "dtype": dtype, **kwargs}
+    if hasattr(transformers, "GgufConfig"):  # newer versions would keep blocks for kernels that CPUs have none of
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     return model_class.from_pretrained(file.parent, local_files_only=True, output_loading_info=True, **options)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
-from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
 from ktransformers.checkpoints.gguf.checkpoint import GgufCheckpoint
 from ktransformers.checkpoints.gguf.pretokenizers import PRE_TOKENIZERS, pre_tokenizer
@@ -109,7 +109,16 @@ def _by_transformers(architecture: str, said: dict[str, Any]) -> Tokenizer:
     names = {"ggml.model": "tokenizer_type", "ggml.pre": "pre_tokenizer_type"}
     described = {names.get(key, key.removeprefix("ggml.")): value for key, value in said.items()}
     described["add_prefix_space"] = said.get("ggml.add_space_prefix", True)
-    return convert_gguf_tokenizer(architecture, described)[0]
+    tokenizer: Tokenizer = _converter()(architecture, described)[0]
+    return tokenizer
+
+
+def _converter() -> Any:
+    """transformers' builders of tokenizers; they moved in 5.2x."""
+    try:
+        return importlib.import_module("transformers.integrations.gguf").convert_gguf_tokenizer
+    except ImportError:
+        return importlib.import_module("transformers.integrations.ggml").convert_gguf_tokenizer
 
 
 def _text(tokens: list[str], place: int | None) -> str | None:
