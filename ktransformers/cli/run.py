@@ -41,6 +41,13 @@ def run(
         typer.Option(min=0.0, help="0 takes the likeliest token each time, more samples. Default: as the model says."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    cache: Annotated[
+        bool,
+        typer.Option(
+            "--cache/--no-cache",
+            help="Keep packed experts on disk (KT_CACHE_DIR), so that the next start takes seconds.",
+        ),
+    ] = True,
     force: Annotated[bool, typer.Option("--force", help="Go on although the model does not fit into memory.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what runs for each layer, not each range.")] = False,
 ) -> None:
@@ -57,7 +64,9 @@ def run(
     question = _read_prompt(prompt)
     # A token is a character at least, so this is what the context can come to.
     announce(model, rule_set, context=len(question) + max_new_tokens, verbose=verbose, force=force)
-    loaded = KTransformer.from_pretrained(model, rules=rule_set, threads=threads)
+    loaded = KTransformer.from_pretrained(model, rules=rule_set, threads=threads, cache=cache)
+    if note := getattr(getattr(loaded.model, "hf_quantizer", None), "cache_note", ""):
+        say(note)
     clock = TokenClock()
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "logits_processor": [clock]}
     if temperature is not None:

@@ -37,6 +37,8 @@ class KTransformersQuantizer(HfQuantizer):
     """
 
     report: Report
+    cache_note: str = ""
+    """What came from the cache of packed experts, in a line; empty without one."""
     quantization_config: KTransformersConfig
 
     def __init__(self, quantization_config: KTransformersConfig, **kwargs: Any) -> None:
