@@ -90,9 +90,9 @@ class KTransformersQuantizer(HfQuantizer):
                 load_placed(self._placed, weights, keep_float=options.keep_float)
             return
         missing = [slot for slot in self._placed if not cache.load(slot)]
-        log.info(
-            "%d of %d layers come packed from %s", len(self._placed) - len(missing), len(self._placed), cache.folder
-        )
+        there = len(self._placed) - len(missing)
+        self.cache_note = f"cache: {there} of {len(self._placed)} layers came packed from {cache.folder}"
+        log.info("%s", self.cache_note)
         with source.modules([slot.name for slot in missing]) as weights:
             load_placed(missing, weights, keep_float=False, loaded=cache.keep)
 
