@@ -1,4 +1,5 @@
 // Packed experts in a file: the bytes that were written, no byte behind them, and nothing written to them.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -39,8 +40,9 @@ PackedExperts a_packed_layer() {
 }
 
 std::vector<std::byte> behind_a_header(const PackedExperts& packed) {
-  std::vector<std::byte> content(kHeader);
-  content.insert(content.end(), packed.data(), packed.data() + packed.layout().bytes());
+  const std::size_t bytes = packed.layout().bytes();
+  std::vector<std::byte> content(kHeader + bytes);
+  std::copy(packed.data(), packed.data() + bytes, content.begin() + kHeader);
   return content;
 }
 

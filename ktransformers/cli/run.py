@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -41,6 +42,9 @@ def run(
         typer.Option(min=0.0, help="0 takes the likeliest token each time, more samples. Default: as the model says."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    weights_path: Annotated[
+        Path | None, typer.Option(help="A folder that `kt convert` wrote of this model: experts are read from there.")
+    ] = None,
     cache: Annotated[
         bool,
         typer.Option(
@@ -64,7 +68,9 @@ def run(
     question = _read_prompt(prompt)
     # A token is a character at least, so this is what the context can come to.
     announce(model, rule_set, context=len(question) + max_new_tokens, verbose=verbose, force=force)
-    loaded = KTransformer.from_pretrained(model, rules=rule_set, threads=threads, cache=cache)
+    loaded = KTransformer.from_pretrained(
+        model, rules=rule_set, threads=threads, cache=cache, weights_path=weights_path
+    )
     if note := getattr(getattr(loaded.model, "hf_quantizer", None), "cache_note", ""):
         say(note)
     clock = TokenClock()

@@ -13,12 +13,13 @@ from transformers import PreTrainedModel
 from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
-from ktransformers.checkpoints import open_source, read_files
-from ktransformers.errors import UndoError
+from ktransformers.checkpoints import CheckpointSource, open_source, read_files
+from ktransformers.errors import CheckpointError, UndoError
 from ktransformers.experts import WeightsSource
 from ktransformers.injection import Plan, Report, Slot, apply_plan, load_placed, make_plan, place_operators
 from ktransformers.loading.cache import open_cache
 from ktransformers.loading.config import METHOD, KTransformersConfig
+from ktransformers.loading.converted import ConvertedFolder
 from ktransformers.loading.rules import rules_for
 from ktransformers.log import get_logger
 from ktransformers.saving import guard_saving
@@ -84,6 +85,9 @@ class KTransformersQuantizer(HfQuantizer):
 
     def _load_placed(self, source: WeightsSource, model: PreTrainedModel) -> None:
         options = self.quantization_config
+        if options.weights_path is not None:
+            self._load_converted(Path(options.weights_path), source)
+            return
         cache = None if options.keep_float else open_cache(options.cache, source, model.name_or_path or "model")
         if cache is None:
             with source.modules([slot.name for slot in self._placed]) as weights:
@@ -95,6 +99,14 @@ class KTransformersQuantizer(HfQuantizer):
         log.info("%s", self.cache_note)
         with source.modules([slot.name for slot in missing]) as weights:
             load_placed(missing, weights, keep_float=False, loaded=cache.keep)
+
+    def _load_converted(self, folder: Path, source: WeightsSource) -> None:
+        if not isinstance(source, CheckpointSource):
+            raise CheckpointError(f"{folder}: packed experts belong to a checkpoint of safetensors files")
+        converted = ConvertedFolder(folder, source.identity()[0])
+        missing = [slot for slot in self._placed if not converted.load(slot, source.prefix(slot.name))]
+        with source.modules([slot.name for slot in missing]) as weights:
+            load_placed(missing, weights, keep_float=False)
 
     def is_serializable(self) -> bool:
         """With the floats kept `save_pretrained` writes the float checkpoint that was loaded."""
