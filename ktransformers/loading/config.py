@@ -32,8 +32,8 @@ class KTransformersConfig(QuantizationConfigMixin):
         threads: of the kernel, where the rules do not say.
         cache: keep packed experts on disk and map them at the next start: True for the usual place (KT_CACHE_DIR), or a
             folder. Not used together with `keep_float`.
-        weights_path: a folder that `kt convert` wrote of this checkpoint, to read experts from. Its method has to be the
-            rules' backend.
+        weights_path: a folder that `kt convert` wrote of this checkpoint, to read experts from. Its method has to be
+            the rules' backend.
 
     Nothing of it is written into a saved `config.json`: the checkpoint stays the float one that it was.
     """

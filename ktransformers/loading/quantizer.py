@@ -28,6 +28,11 @@ __all__ = ["KTransformersQuantizer"]
 
 log = get_logger("loading")
 
+_NO_SAFETENSORS = (
+    "weights_path={}: packed experts stand for those of a checkpoint of safetensors files, and this model is none; leave "
+    "weights_path out"
+)
+
 
 @register_quantizer(METHOD)
 class KTransformersQuantizer(HfQuantizer):
@@ -77,6 +82,8 @@ class KTransformersQuantizer(HfQuantizer):
         keep_float = self.quantization_config.keep_float
         if self._source is not None:
             self._load_placed(self._source, model)
+        elif self.quantization_config.weights_path is not None:
+            raise CheckpointError(_NO_SAFETENSORS.format(self.quantization_config.weights_path))
         self.report = apply_plan(self._plan, model, keep_float=keep_float, placed=self._placed)
         model._keys_to_ignore_on_load_unexpected = self._ignored
         self._plan, self._placed, self._source = None, [], None
@@ -102,7 +109,7 @@ class KTransformersQuantizer(HfQuantizer):
 
     def _load_converted(self, folder: Path, source: WeightsSource) -> None:
         if not isinstance(source, CheckpointSource):
-            raise CheckpointError(f"{folder}: packed experts belong to a checkpoint of safetensors files")
+            raise CheckpointError(_NO_SAFETENSORS.format(folder))
         converted = ConvertedFolder(folder, source.identity()[0])
         missing = [slot for slot in self._placed if not converted.load(slot, source.prefix(slot.name))]
         with source.modules([slot.name for slot in missing]) as weights:

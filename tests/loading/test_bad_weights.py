@@ -1,4 +1,4 @@
-"""A checkpoint that cannot become a model, met by transformers' own `from_pretrained`: told, and nothing comes of it."""
+"""A checkpoint that cannot become a model, met by transformers' own `from_pretrained`: an error, and no model."""
 
 from __future__ import annotations
 

@@ -71,6 +71,12 @@ def test_a_folder_without_packed_experts_is_refused(tmp_path: Path) -> None:
         KTransformer.from_pretrained(checkpoint, RULES, weights_path=shutil.copytree(checkpoint, tmp_path / "copy"))
 
 
+def test_without_rules_nothing_would_take_them(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint")
+    with pytest.raises(CheckpointError, match="without rules"):
+        KTransformer.from_pretrained(checkpoint, weights_path=tmp_path / "packed")
+
+
 def test_there_are_no_floats_to_keep(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no floats to keep"):
         KTransformersConfig(RULES, weights_path=tmp_path, keep_float=True)
