@@ -128,8 +128,8 @@ class KTransformer:
             model_kwargs["quantization_config"] = options
         elif weights_path is not None:
             raise CheckpointError(
-                f"weights_path={weights_path}: nothing takes experts from there without rules, or from a checkpoint that "
-                "transformers alone can read"
+                f"weights_path={weights_path}: nothing takes experts from there without rules, nor for a checkpoint "
+                "that transformers alone can read"
             )
         model = weights.load(**model_kwargs)
         self = cls(

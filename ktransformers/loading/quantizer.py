@@ -29,8 +29,8 @@ __all__ = ["KTransformersQuantizer"]
 log = get_logger("loading")
 
 _NO_SAFETENSORS = (
-    "weights_path={}: packed experts stand for those of a checkpoint of safetensors files, and this model is none; leave "
-    "weights_path out"
+    "weights_path={}: packed experts stand for those of a checkpoint of safetensors files, and this model is none; "
+    "leave weights_path out"
 )
 
 
