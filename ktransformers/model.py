@@ -90,6 +90,7 @@ class KTransformer:
         trust_remote_code: bool = False,
         cache_dir: str | os.PathLike[str] | None = None,
         cache: bool | str | os.PathLike[str] = False,
+        weights_path: str | os.PathLike[str] | None = None,
         **model_kwargs: Any,
     ) -> KTransformer:
         """Loads a model from a folder, a GGUF file, or a model id in the local cache. Nothing is downloaded.
@@ -105,6 +106,7 @@ class KTransformer:
             cache_dir: instead of the usual Hugging Face cache of checkpoints.
             cache: keep packed experts on disk and map them at the next start: True for the usual place (KT_CACHE_DIR),
                 or a folder. Not used together with `keep_float`.
+            weights_path: a folder that `kt convert` wrote of this checkpoint: experts are read from there.
             model_kwargs: for transformers' `from_pretrained`, such as `attn_implementation`.
 
         Raises `CheckpointError` for a model that is not there or not whole, and rule errors, before weights are read.
@@ -119,9 +121,16 @@ class KTransformer:
         # What transformers alone can read it loads; the model is then injected as any other.
         streamed = weights.streamed
         if ruleset is not None and streamed:
-            options = KTransformersConfig(ruleset, keep_float=keep_float, threads=threads, cache=cache)
+            options = KTransformersConfig(
+                ruleset, keep_float=keep_float, threads=threads, cache=cache, weights_path=weights_path
+            )
             options.open_source = weights.open_source
             model_kwargs["quantization_config"] = options
+        elif weights_path is not None:
+            raise CheckpointError(
+                f"weights_path={weights_path}: nothing takes experts from there without rules, nor for a checkpoint "
+                "that transformers alone can read"
+            )
         model = weights.load(**model_kwargs)
         self = cls(
             model,

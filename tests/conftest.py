@@ -1,4 +1,4 @@
-"""Suite-wide settings: no network, one torch thread, and a fresh memory of the warnings that are said once."""
+"""Suite-wide settings: no network, one torch thread, a cache of its own, and a fresh memory of what is said once."""
 
 from __future__ import annotations
 
@@ -36,6 +36,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if folder is not None:
         terminalreporter.section("executed: tier, format, how")
         terminalreporter.write_line(table(load(folder)))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """`kt run` keeps packed experts: not in the cache of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Every Python snippet of docs/python-api.md runs, in order, in one program."""
+"""Every Python snippet of docs/python-api.md and docs/loading.md runs, in order, in one program a page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from tests.checkpoints.folders import make_checkpoint
 
-PAGE = Path(__file__).parent.parent / "docs" / "python-api.md"
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE = DOCS / "python-api.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -26,6 +27,15 @@ def test_every_snippet_of_the_page_runs(
         exec(compile(block, PAGE.name, "exec"), names)
     assert isinstance(names["text"], str)
     assert "AMXINT8 → INT8 on" in capsys.readouterr().out
+
+
+def test_the_snippet_on_loading_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_checkpoint(tmp_path / "Qwen3-Moe")
+    monkeypatch.chdir(tmp_path)
+    (block,) = BLOCK.findall((DOCS / "loading.md").read_text(encoding="utf-8"))
+    names: dict[str, Any] = {}
+    exec(compile(block, "loading.md", "exec"), names)
+    assert len(names["model"].hf_quantizer.report.replacements) == 2
 
 
 def test_the_table_of_kwargs_is_complete() -> None:

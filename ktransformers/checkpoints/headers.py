@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from kt_kernel.packed_file import Source
+from kt_kernel.packed_file import Source, is_packed
 from ktransformers.errors import CheckpointError
 
 __all__ = ["TORCH_DTYPES", "CheckpointFiles", "ReadRows", "TensorHeader", "Unread", "read_files", "read_headers"]
@@ -141,6 +141,11 @@ def read_files(paths: Sequence[Path]) -> CheckpointFiles:
 
 
 def _read_without_index(paths: Sequence[Path]) -> CheckpointFiles:
+    if is_packed(paths[0]):
+        raise CheckpointError(
+            f"{paths[0].parent} holds experts that were packed by `kt convert`, and no other weights: load the "
+            "checkpoint they were made of, with this folder as weights_path"
+        )
     seen: dict[str, Path] = {}
     for path in paths:
         for name in _file_headers(path):

@@ -12,7 +12,7 @@ from torch import nn
 
 from ktransformers.checkpoints.headers import TensorHeader
 
-__all__ = ["Part", "Split", "split_experts"]
+__all__ = ["Part", "Split", "common_start", "split_experts"]
 
 PART_BYTES = 8 << 20
 """Floats of a part. Reading one takes up to three times as much for a moment (tensors as on disk, stacked,
@@ -76,7 +76,7 @@ def split_experts(module: nn.Module, names: Sequence[str], tensors: Mapping[str,
     experts = _expert_count(module)
     if experts < 2:
         return None
-    common = _common_start(names)
+    common = len(common_start(names))
     single: dict[int, list[str]] = {}
     stacked, shared = set(), []
     for name in names:
@@ -94,11 +94,11 @@ def split_experts(module: nn.Module, names: Sequence[str], tensors: Mapping[str,
     return Split(experts, single, frozenset(stacked), tuple(shared))
 
 
-def _common_start(names: Sequence[str]) -> int:
-    """Characters up to the last dot that all names share."""
+def common_start(names: Sequence[str]) -> str:
+    """What all names begin with, up to and with its last dot."""
     first, last = min(names), max(names)
     same = next((i for i, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
-    return first.rfind(".", 0, same) + 1
+    return first[: first.rfind(".", 0, same) + 1]
 
 
 def _expert_count(module: nn.Module) -> int:

@@ -22,7 +22,7 @@ from kt_kernel.packed_file import Source
 from ktransformers.checkpoints.conversion import branch, conversion_mapping, convert_into, sources_of
 from ktransformers.checkpoints.headers import TORCH_DTYPES, CheckpointFiles, ReadRows
 from ktransformers.checkpoints.memory import give_back
-from ktransformers.checkpoints.parts import Part, split_experts
+from ktransformers.checkpoints.parts import Part, common_start, split_experts
 from ktransformers.checkpoints.preflight import verify_complete
 from ktransformers.checkpoints.progress import progress_bar
 from ktransformers.checkpoints.readahead import read_ahead
@@ -56,6 +56,10 @@ class CheckpointSource:
             config.pop(name, None)
         about = {"tensors": self._files.digest(), "model": type(self._twin).__name__, "config": config}
         return self._files.sources(), {**about, "dtype": str(self._twin.dtype)}
+
+    def prefix(self, name: str) -> str:
+        """What the names on disk of a module's tensors have in common, up to a dot."""
+        return common_start(self._names[name]).removesuffix(".")
 
     def holds(self, name: str) -> bool:
         """Whether the tensors of a module on disk make all of its parameters and nothing else: then it can be read

@@ -32,6 +32,8 @@ class KTransformersConfig(QuantizationConfigMixin):
         threads: of the kernel, where the rules do not say.
         cache: keep packed experts on disk and map them at the next start: True for the usual place (KT_CACHE_DIR), or a
             folder. Not used together with `keep_float`.
+        weights_path: a folder that `kt convert` wrote of this checkpoint, to read experts from. Its method has to be
+            the rules' backend.
 
     Nothing of it is written into a saved `config.json`: the checkpoint stays the float one that it was.
     """
@@ -43,16 +45,21 @@ class KTransformersConfig(QuantizationConfigMixin):
         keep_float: bool = False,
         threads: int | None = None,
         cache: bool | str | os.PathLike[str] = False,
+        weights_path: str | os.PathLike[str] | None = None,
         **unknown: Any,
     ) -> None:
         unknown.pop("quant_method", None)  # what `from_dict` brings along
         if unknown:
-            raise TypeError(f"KTransformersConfig takes rules, keep_float, threads and cache, not {', '.join(unknown)}")
+            known = "rules, keep_float, threads, cache and weights_path"
+            raise TypeError(f"KTransformersConfig takes {known}, not {', '.join(unknown)}")
+        if weights_path is not None and keep_float:
+            raise ValueError("weights_path brings packed experts only: keep_float=True has no floats to keep")
         self.quant_method: Any = METHOD  # transformers' own methods are an enumeration, others are plain names
         self.rules = rules
         self.keep_float = keep_float
         self.threads = threads
         self.cache = cache
+        self.weights_path = weights_path
         self.open_source: OpenSource | None = None
         """Where operators read their weights, in place of the safetensors files that transformers found."""
 
@@ -67,4 +74,5 @@ class KTransformersConfig(QuantizationConfigMixin):
             "keep_float": self.keep_float,
             "threads": self.threads,
             "cache": cache,
+            "weights_path": None if self.weights_path is None else os.fspath(self.weights_path),
         }

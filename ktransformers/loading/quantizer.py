@@ -13,12 +13,13 @@ from transformers import PreTrainedModel
 from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
-from ktransformers.checkpoints import open_source, read_files
-from ktransformers.errors import UndoError
+from ktransformers.checkpoints import CheckpointSource, open_source, read_files
+from ktransformers.errors import CheckpointError, UndoError
 from ktransformers.experts import WeightsSource
 from ktransformers.injection import Plan, Report, Slot, apply_plan, load_placed, make_plan, place_operators
 from ktransformers.loading.cache import open_cache
 from ktransformers.loading.config import METHOD, KTransformersConfig
+from ktransformers.loading.converted import ConvertedFolder
 from ktransformers.loading.rules import rules_for
 from ktransformers.log import get_logger
 from ktransformers.saving import guard_saving
@@ -26,6 +27,11 @@ from ktransformers.saving import guard_saving
 __all__ = ["KTransformersQuantizer"]
 
 log = get_logger("loading")
+
+_NO_SAFETENSORS = (
+    "weights_path={}: packed experts stand for those of a checkpoint of safetensors files, and this model is none; "
+    "leave weights_path out"
+)
 
 
 @register_quantizer(METHOD)
@@ -37,6 +43,8 @@ class KTransformersQuantizer(HfQuantizer):
     """
 
     report: Report
+    cache_note: str = ""
+    """What came from the cache of packed experts, in a line; empty without one."""
     quantization_config: KTransformersConfig
 
     def __init__(self, quantization_config: KTransformersConfig, **kwargs: Any) -> None:
@@ -74,6 +82,8 @@ class KTransformersQuantizer(HfQuantizer):
         keep_float = self.quantization_config.keep_float
         if self._source is not None:
             self._load_placed(self._source, model)
+        elif self.quantization_config.weights_path is not None:
+            raise CheckpointError(_NO_SAFETENSORS.format(self.quantization_config.weights_path))
         self.report = apply_plan(self._plan, model, keep_float=keep_float, placed=self._placed)
         model._keys_to_ignore_on_load_unexpected = self._ignored
         self._plan, self._placed, self._source = None, [], None
@@ -82,17 +92,28 @@ class KTransformersQuantizer(HfQuantizer):
 
     def _load_placed(self, source: WeightsSource, model: PreTrainedModel) -> None:
         options = self.quantization_config
+        if options.weights_path is not None:
+            self._load_converted(Path(options.weights_path), source)
+            return
         cache = None if options.keep_float else open_cache(options.cache, source, model.name_or_path or "model")
         if cache is None:
             with source.modules([slot.name for slot in self._placed]) as weights:
                 load_placed(self._placed, weights, keep_float=options.keep_float)
             return
         missing = [slot for slot in self._placed if not cache.load(slot)]
-        log.info(
-            "%d of %d layers come packed from %s", len(self._placed) - len(missing), len(self._placed), cache.folder
-        )
+        there = len(self._placed) - len(missing)
+        self.cache_note = f"cache: {there} of {len(self._placed)} layers came packed from {cache.folder}"
+        log.info("%s", self.cache_note)
         with source.modules([slot.name for slot in missing]) as weights:
             load_placed(missing, weights, keep_float=False, loaded=cache.keep)
+
+    def _load_converted(self, folder: Path, source: WeightsSource) -> None:
+        if not isinstance(source, CheckpointSource):
+            raise CheckpointError(_NO_SAFETENSORS.format(folder))
+        converted = ConvertedFolder(folder, source.identity()[0])
+        missing = [slot for slot in self._placed if not converted.load(slot, source.prefix(slot.name))]
+        with source.modules([slot.name for slot in missing]) as weights:
+            load_placed(missing, weights, keep_float=False)
 
     def is_serializable(self) -> bool:
         """With the floats kept `save_pretrained` writes the float checkpoint that was loaded."""

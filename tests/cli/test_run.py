@@ -185,3 +185,16 @@ def test_piped_bytes_that_are_no_utf_8_are_told(moe_folder: str) -> None:
     done = _kt_process("run", moe_folder, stdin=b"caf\xe9")
     assert done.returncode == 2
     assert b"a prompt is text in UTF-8" in done.stderr
+
+
+def test_the_second_run_takes_packed_experts_from_the_cache(
+    kt: Kt, moe_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KT_CACHE_DIR", str(tmp_path))
+    arguments = ("run", moe_folder, "--prompt", "abc", "--max-new-tokens", "4", "--temperature", "0")
+    without = kt(*arguments, "--no-cache")
+    assert list(tmp_path.iterdir()) == []
+    first, second = kt(*arguments), kt(*arguments)
+    assert "cache: 0 of 2 layers came packed from" in first.stderr
+    assert "cache: 2 of 2 layers came packed from" in second.stderr
+    assert _text(without) == _text(first) == _text(second)

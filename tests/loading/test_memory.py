@@ -31,6 +31,7 @@ print(json.dumps({"peak": int(status["VmHWM"].split()[0]) * 1024, "packed": pack
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
 def test_experts_are_never_in_memory_as_floats_beyond_two_layers(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from kt_kernel.packed_file import Source
 from ktransformers.checkpoints.gguf.architectures import Architecture, Made, TensorName
 from ktransformers.checkpoints.gguf.checkpoint import GgufCheckpoint
 from ktransformers.checkpoints.gguf.experts import find_experts
@@ -79,6 +80,13 @@ class GgufWeights:
         for name, module in self.experts.items():
             state |= {f"{name}.{key}": parameter for key, parameter in module.parameters().items()}
         return state
+
+    def identity(self) -> tuple[Sequence[Source], Mapping[str, Any]]:
+        """The files, and everything else about them that decides which numbers the experts hold."""
+        tensors = [(name, tensor.type, tensor.shape) for name, tensor in sorted(self.checkpoint.tensors.items())]
+        dtypes = sorted({str(parameter.dtype) for parameter in self.parameters.values()})
+        about = {"tensors": tensors, "architecture": self.checkpoint.architecture, "dtype": dtypes}
+        return [Source.of(file) for file in self.checkpoint.files], about
 
     def holds(self, name: str) -> bool:
         """Whether a module can be read alone: experts can."""
