@@ -72,7 +72,7 @@ class Gate:
 
 class MatrixTraits:
     """How one weight matrix is kept. Formats: "INT8", "BF16", "INT4", "INT8_GROUPED", "FP8". The rest is for grouped
-    formats: inputs a scale, levels "int4", "uint4", "e2m1", "int8", dtype of scales and minimums."""
+    formats: inputs a scale, levels "int4", "uint4", "e2m1", "int8", "normal4", dtype of scales and minimums."""
 
     def __init__(
         self,
@@ -87,6 +87,9 @@ class MatrixTraits:
     levels: str
     minimums: bool
     scales: str
+
+def default_traits(format: str) -> MatrixTraits:
+    """What weights that come as floats become in a format."""
 
 class PackedExperts:
     """Packed weights of one layer, 64-byte aligned, independent of tier, threads and NUMA."""

@@ -207,6 +207,7 @@ void bind_matrix_traits(py::module_& m) {
       .def_property_readonly("levels", [](const MatrixTraits& t) { return std::string(levels_name(t.levels)); })
       .def_readonly("minimums", &MatrixTraits::minimums)
       .def_property_readonly("scales", [](const MatrixTraits& t) { return scales_name(t.scales); });
+  m.def("default_traits", [](const std::string& format) { return default_traits(parse_format(format)); }, "format"_a);
 }
 
 void bind_packed_experts(py::module_& m) {
