@@ -32,6 +32,8 @@ VARIANTS = (
     Variant("BF16 kernel", "BF16", rotate=True),
     Variant("INT8 kernel, rotated", "INT8", rotate=True),
     Variant("INT8 kernel, not rotated", "INT8", rotate=False),
+    Variant("INT4 kernel, rotated", "INT4", rotate=True),
+    Variant("INT4 kernel, not rotated", "INT4", rotate=False),
 )
 
 

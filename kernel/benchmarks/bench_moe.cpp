@@ -3,7 +3,7 @@
 //
 //   bench_moe [--threads N] [--experts 128] [--top-k 8] [--hidden 2048] [--intermediate 768] [--tokens 1,512] [--rounds
 //   7]
-//             [--tier NAME] [--format INT8|BF16]
+//             [--tier NAME] [--format INT8|BF16|INT4|INT8_GROUPED]
 //
 // Every round times each arithmetic probe and each kernel case once, and reads memory right before each case, so that
 // the two see the same minute of a shared machine; figures are medians over rounds. Probes run on the kernel's own
@@ -195,11 +195,13 @@ struct Peak {
 
 // The arithmetic that a tier could use at most, by its own instructions.
 std::string peak_of(const std::string& tier, Format format) {
-  if (tier == "amx") return format == Format::kInt8 ? "amx int8" : "amx bf16";
-  if (tier == "avx512_bf16") return format == Format::kInt8 ? "vnni512" : "dpbf16";
-  if (tier == "avx512_vnni") return format == Format::kInt8 ? "vnni512" : "fma512";
-  if (tier == "avx512") return format == Format::kInt8 ? "dot256" : "fma512";
-  return format == Format::kInt8 ? "dot256" : "fma256";
+  if (format != Format::kBf16) {
+    if (tier == "amx" && format == Format::kInt8) return "amx int8";
+    return tier == "avx512_vnni" || tier == "avx512_bf16" || tier == "amx" ? "vnni512" : "dot256";
+  }
+  if (tier == "amx") return "amx bf16";
+  if (tier == "avx512_bf16") return "dpbf16";
+  return tier == "avx512_vnni" || tier == "avx512" ? "fma512" : "fma256";
 }
 
 int run(const Options& o) {
@@ -230,13 +232,16 @@ int run(const Options& o) {
 
   std::map<Format, Layer> layers;
   std::vector<Case> cases;
-  for (const Format format : {Format::kInt8, Format::kBf16}) {
-    if (!o.format.empty() && o.format != format_name(format)) continue;
+  for (const auto& [format, name, functions] : all_formats()) {
+    if (functions_of(*all_tiers()[0].table, format).gate_up == nullptr) continue;
+    if (!o.format.empty() && o.format != name) continue;
     layers[format] = make_layer(o, format, *context);
     for (const Tier& tier : all_tiers()) {
       const bool usable =
           tier.table != nullptr && missing(cpu, tier.needs_cpu).empty() && missing(cpu, tier.needs_os).empty();
-      if (!usable || (o.tier.empty() ? tier.name == "generic" : o.tier != tier.name)) continue;
+      if (!usable || functions_of(*tier.table, format).gate_up == nullptr ||
+          (o.tier.empty() ? tier.name == "generic" : o.tier != tier.name))
+        continue;
       const auto moe = std::make_shared<MoE>(context, layers[format], *tier.table, Gate{}, o.top_k, 1u << 20);
       for (const std::size_t tokens : o.tokens) {
         const std::size_t calls = std::max<std::size_t>(1, o.experts / o.top_k / tokens);
@@ -267,11 +272,11 @@ int run(const Options& o) {
     peak[p.name] = median(p.rates);
     std::printf("  %s %.1f", p.name, peak[p.name] / 1e9);
   }
-  std::printf(" GOP/s\n%-12s %-5s %7s %10s %9s %8s %9s %8s\n", "tier", "fmt", "tokens", "ms/call", "GB/s", "% read",
+  std::printf(" GOP/s\n%-12s %-12s %7s %10s %9s %8s %9s %8s\n", "tier", "fmt", "tokens", "ms/call", "GB/s", "% read",
               "GOP/s", "% peak");
   for (const Case& c : cases) {
     const double time = median(c.times);
-    std::printf("%-12s %-5s %7zu %10.3f %9.2f %7.1f%% %9.1f %7.1f%%\n", c.tier.c_str(),
+    std::printf("%-12s %-12s %7zu %10.3f %9.2f %7.1f%% %9.1f %7.1f%%\n", c.tier.c_str(),
                 std::string(format_name(c.format)).c_str(), c.tokens, time / static_cast<double>(c.calls) * 1e3,
                 c.bytes / time / 1e9, 100 * median(c.read_shares), c.operations / time / 1e9,
                 100 * c.operations / time / peak[peak_of(c.tier, c.format)]);

@@ -72,7 +72,7 @@ class Gate:
 
 class MatrixTraits:
     """How one weight matrix is kept. Formats: "INT8", "BF16", "INT4", "INT8_GROUPED", "FP8". The rest is for grouped
-    formats: inputs a scale, levels "int4", "uint4", "e2m1", "int8", dtype of scales and minimums."""
+    formats: inputs a scale, levels "int4", "uint4", "e2m1", "int8", "normal4", dtype of scales and minimums."""
 
     def __init__(
         self,
@@ -87,6 +87,9 @@ class MatrixTraits:
     levels: str
     minimums: bool
     scales: str
+
+def default_traits(format: str) -> MatrixTraits:
+    """What weights that come as floats become in a format."""
 
 class PackedExperts:
     """Packed weights of one layer, 64-byte aligned, independent of tier, threads and NUMA."""
@@ -148,6 +151,21 @@ class PackedExperts:
         so transposed and interleaved sources need no copy; dtype "float32", "bfloat16", "float16". Biases: addresses of
         contiguous fp32 vectors (I), (I), (H), all of them in a biased layer. Without a gate, `gate` and `gate_bias` are
         0 and not read. Releases the GIL."""
+    def pack_quantized_expert(
+        self,
+        context: Context,
+        expert: int,
+        gate: tuple[int, int, int, int, int] | None,
+        up: tuple[int, int, int, int, int],
+        down: tuple[int, int, int, int, int],
+        gate_bias: int = 0,
+        up_bias: int = 0,
+        down_bias: int = 0,
+    ) -> None:
+        """Lays out one expert that comes quantised, for a layer of grouped formats that is not rotated: addresses of
+        int8 values (channels, inputs), fp32 scales and minimums (channels, groups; 0 without), and the elements between
+        channels of values and of the other two. WeightsValueError for a value that is none of the levels and for scales
+        that are not finite or not exact in the matrix's dtype. Releases the GIL."""
     def load_expert(self, expert: int, data: Buffer) -> None:
         """Takes over one expert's packed bytes: a contiguous buffer of exactly `bytes_per_expert`, else KernelError.
         They have to come from a layer of equal sizes, formats, rotation, gate, biases and LAYOUT_VERSION."""

@@ -95,7 +95,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         "--no-rotate",
         dest="rotate",
         action="store_false",
-        help="INT8: quantise without rotating first; the wrapper then needs rotate=False",
+        help="INT8, INT4: quantise without rotating first; the wrapper then needs rotate=False",
     )
     for option in _WITHOUT_EFFECT:
         takes = {} if option in _WITH_VALUE else {"action": "store_true"}

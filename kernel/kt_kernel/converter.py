@@ -30,7 +30,7 @@ from kt_kernel.weights import ExpertWeights, pack
 
 __all__ = ["MANIFEST", "METHODS", "Progress", "Report", "convert", "parse_method"]
 
-METHODS = ("AMXINT8", "AMXBF16")
+METHODS = ("AMXINT8", "AMXINT4", "AMXBF16")
 MANIFEST = "kt_manifest.json"
 """Written last: a folder with it is complete."""
 Progress = Callable[[str, int, int], None]
@@ -80,11 +80,11 @@ class _Job:
 
 
 def parse_method(name: str) -> Backend:
-    """`AMXINT8` or `AMXBF16`, in any case. Raises `BackendError` for every other backend."""
+    """One of `METHODS`, in any case. Raises `BackendError` for every other backend."""
     backend = parse_backend(name)
     if backend.name not in METHODS:
         raise BackendError(
-            f"method {name!r}: weights are converted with {' or '.join(METHODS)}, whose files run on every CPU"
+            f"method {name!r}: weights are converted with {', '.join(METHODS)}, whose files run on every CPU"
         )
     return backend
 

@@ -7,7 +7,10 @@ from typing import Any
 
 from kt_kernel import _ext
 
-__all__ = ["LayerFormats", "MatrixFormat"]
+__all__ = ["ROTATED", "LayerFormats", "MatrixFormat"]
+
+ROTATED = ("INT8", "INT4")
+"""Formats whose weights, where they come as floats, are rotated before they are quantised."""
 
 _BITS = {"INT8": 8, "BF16": 16, "INT4": 4, "INT8_GROUPED": 8, "FP8": 8}
 
@@ -15,7 +18,9 @@ _BITS = {"INT8": 8, "BF16": 16, "INT4": 4, "INT8_GROUPED": 8, "FP8": 8}
 @dataclass(frozen=True)
 class MatrixFormat:
     """The format of one matrix. Grouped formats: inputs that share a scale, the whole numbers that the weights are
-    multiples of (`kt_kernel.quantized.LEVELS`), whether each group has a minimum, and the dtype of both."""
+    multiples of (`kt_kernel.quantized.LEVELS`, or "normal4", ours for floats), whether each group has a minimum, and
+    the dtype of both.
+    """
 
     format: str
     group: int = 0
@@ -45,7 +50,9 @@ class LayerFormats:
 
     @classmethod
     def both(cls, format: str) -> LayerFormats:
-        return cls(MatrixFormat(format), MatrixFormat(format))
+        """What floats become: both matrices of the format's default traits."""
+        matrix = MatrixFormat.of(_ext.default_traits(format))
+        return cls(matrix, matrix)
 
     @classmethod
     def of(cls, packed: _ext.PackedExperts) -> LayerFormats:

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kt_kernel import _ext
-from kt_kernel.backends import Backend, Family, Format, parse_backend
+from kt_kernel.backends import Backend, Family, parse_backend
 from kt_kernel.calls import Pending, prepare
 from kt_kernel.config import MoEConfig
 from kt_kernel.contexts import resolve_threads, shared_context
 from kt_kernel.errors import NotLoadedError, WeightsError, translated
 from kt_kernel.gate import GateFormula
-from kt_kernel.layer_formats import LayerFormats
+from kt_kernel.layer_formats import ROTATED, LayerFormats
 from kt_kernel.packed_file import PackedLayer, Source, find_packed, map_packed, read_packed, save_packed
+from kt_kernel.quantized_weights import holds_quantized, open_quantized, pack_quantized
 from kt_kernel.tier import choose_tier
 from kt_kernel.weights import open_weights, pack
 
@@ -30,7 +31,8 @@ class MoEWrapper:
         config: `expert_num`, `hidden_size` (H), `intermediate_size` (I), `max_len`, `num_experts_per_tok` (k), and if
             wanted `swiglu_alpha`, `swiglu_limit`. `max_len` sizes scratch memory and is no limit on tokens.
         backend: format and ISA asked for, see `kt_kernel.parse_backend`. "auto" is BF16 on the best tier.
-        rotate: INT8 only: rotate weights and activations before quantising, which keeps outliers from costing accuracy.
+        rotate: INT8 and INT4: rotate weights and activations before quantising, which keeps outliers from costing
+            accuracy.
         threads: worker threads; None takes `KT_NUM_THREADS`, else the physical cores this process may use.
         strict: an ISA family that was asked for and cannot run is an `UnsupportedCpuError`, not the next tier down.
         strict_ids: expert ids outside 0…E-1 are an `InputError`; else they contribute nothing.
@@ -59,7 +61,7 @@ class MoEWrapper:
         self.config.check_format(self._backend.format)
         self._threads = resolve_threads(threads)
         self._tier = choose_tier(self._backend, ceiling=self._ceiling, strict=strict).tier
-        self._rotate = bool(rotate) and self._backend.format == "INT8"
+        self._rotate = bool(rotate) and self._backend.format in ROTATED
         self._strict_ids = strict_ids
         self._packed: _ext.PackedExperts | None = None
         self._moe: _ext.MoE | None = None
@@ -70,9 +72,11 @@ class MoEWrapper:
         return self._tier
 
     @property
-    def format(self) -> Format:
-        """Format of the packed weights, "INT8" or "BF16"."""
-        return self._backend.format
+    def format(self) -> str:
+        """Format of the packed weights: the backend's, or once weights are loaded that came quantised, the one that
+        holds them exactly, such as "INT4" or "INT4+INT8_GROUPED" (gate and up, down).
+        """
+        return self._backend.format if self._packed is None else LayerFormats.of(self._packed).name
 
     @property
     def rotated(self) -> bool:
@@ -97,9 +101,13 @@ class MoEWrapper:
     @property
     def description(self) -> str:
         """Who runs: "AMXINT8 → INT8 on avx2, 2 threads"."""
-        rotation = " (not rotated)" if self.format == "INT8" and not self._rotate else ""
+        rotation = " (not rotated)" if self.format in ROTATED and not self._is_rotated else ""
         threads = "1 thread" if self._threads == 1 else f"{self._threads} threads"
         return f"{self.backend} → {self.format}{rotation} on {self.tier}, {threads}"
+
+    @property
+    def _is_rotated(self) -> bool:
+        return self._rotate if self._packed is None else self._packed.rotated
 
     @property
     def nbytes(self) -> int:
@@ -114,7 +122,7 @@ class MoEWrapper:
     def expert_bytes(self, *, biased: bool = False) -> int:
         """Bytes of packed weights that one expert will have, known before `load_weights`."""
         sizes = 1, self.config.hidden_size, self.config.intermediate_size
-        formats = LayerFormats.both(self.format)
+        formats = LayerFormats.both(self._backend.format)
         # The layout itself says it: memory is laid out for one expert and never touched.
         one = formats.allocate(*sizes, rotate=self._rotate, gated=self.gate.gated, biased=biased)
         return one.bytes_per_expert
@@ -135,7 +143,9 @@ class MoEWrapper:
                 `gate_proj_bias`, `up_proj_bias` (E, I) or `gate_up_proj_bias` (E, 2I), `down_proj_bias` (E, H). Or the
                 path of a `.safetensors` file or folder with those names, or with one tensor for each expert
                 (`N.gate_proj.weight`, `N.gate_proj.bias`, …), under any one prefix. Or the path of a file or folder
-                that convert_cpu_weights.py wrote: packed already, it is only read.
+                that convert_cpu_weights.py wrote: packed already, it is only read. Or a dictionary whose projections
+                are sequences of one `kt_kernel.quantized.GroupedMatrix` an expert, `gate_proj`, `up_proj`, `down_proj`:
+                they are packed on their own grid, whatever format the backend would quantise floats to.
             prefix: which layer, where a file holds several, e.g. "model.layers.3.mlp.experts".
             mapped: work on a packed file where it lies, in pages that processes share, in place of a copy in memory.
 
@@ -147,9 +157,11 @@ class MoEWrapper:
         if found is not None:
             self._check_packed(*found)
             packed = map_packed(*found) if mapped else read_packed(*found)
+        elif isinstance(weights, Mapping) and holds_quantized(weights):
+            packed = pack_quantized(open_quantized(weights, self.config, self.gate.gated), context)
         else:
             with open_weights(weights, self.config, self.gate.gated, prefix) as experts:
-                packed = pack(experts, context, self._tier, LayerFormats.both(self.format), self._rotate)
+                packed = pack(experts, context, self._tier, LayerFormats.both(self._backend.format), self._rotate)
         top_k, max_len = self.config.num_experts_per_tok, self.config.max_len
         moe = _ext.MoE(context, packed, self._tier, self.gate.native(), top_k, max_len)
         self._packed, self._moe = packed, moe
@@ -167,7 +179,7 @@ class MoEWrapper:
         """Raises `WeightsError` that names everything in which the file is not what this wrapper runs."""
         config = self.config
         pairs = {
-            "format": (layer.formats.name, self.format),
+            "format": (layer.formats.name, self._backend.format),
             "rotated": (layer.rotated, self._rotate),
             "gated": (layer.gated, self.gate.gated),
             "expert_num": (layer.experts, config.expert_num),

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 
@@ -51,6 +52,28 @@ Activation parse_activation(const std::string& name) {
 WeightView view(Address address, const Strides& strides, const std::string& dtype, Address bias) {
   return {reinterpret_cast<const void*>(address), parse_dtype(dtype), std::get<0>(strides), std::get<1>(strides),
           reinterpret_cast<const float*>(bias)};
+}
+
+// Values, scales and minimums (0: none), and the elements from one channel to the next of values and of the others.
+using QuantizedPlace = std::tuple<Address, Address, Address, std::ptrdiff_t, std::ptrdiff_t>;
+
+WeightView quantized_view(const QuantizedPlace& place, Address bias) {
+  const auto& [values, scales, minimums, channel_stride, scale_stride] = place;
+  if (scales == 0) throw Error("quantised weights need their scales");
+  WeightView view;
+  view.data = reinterpret_cast<const void*>(values);
+  view.channel_stride = channel_stride;
+  view.bias = reinterpret_cast<const float*>(bias);
+  view.scales = reinterpret_cast<const float*>(scales);
+  view.minimums = reinterpret_cast<const float*>(minimums);
+  view.scale_stride = scale_stride;
+  return view;
+}
+
+void check_biases(const LayerTraits& traits, Address gate, Address up, Address down) {
+  if (traits.biased && ((traits.gated && gate == 0) || up == 0 || down == 0)) {
+    throw Error("a biased layer needs the biases of all its projections");
+  }
 }
 
 // A forward in flight. It keeps its MoE alive, and an abandoned one is waited for: the kernel still writes to the
@@ -185,6 +208,7 @@ void bind_matrix_traits(py::module_& m) {
       .def_property_readonly("levels", [](const MatrixTraits& t) { return std::string(levels_name(t.levels)); })
       .def_readonly("minimums", &MatrixTraits::minimums)
       .def_property_readonly("scales", [](const MatrixTraits& t) { return scales_name(t.scales); });
+  m.def("default_traits", [](const std::string& format) { return default_traits(parse_format(format)); }, "format"_a);
 }
 
 void bind_packed_experts(py::module_& m) {
@@ -225,16 +249,27 @@ void bind_packed_experts(py::module_& m) {
              const Strides& gate_strides, Address up, const Strides& up_strides, Address down,
              const Strides& down_strides, const std::string& dtype, Address gate_bias, Address up_bias,
              Address down_bias) {
-            const LayerTraits& traits = packed.layout().traits;
-            if (traits.biased && ((traits.gated && gate_bias == 0) || up_bias == 0 || down_bias == 0)) {
-              throw Error("a biased layer needs the biases of all its projections");
-            }
+            check_biases(packed.layout().traits, gate_bias, up_bias, down_bias);
             packed.pack(context, usable_table(tier), expert,
                         {view(gate, gate_strides, dtype, gate_bias), view(up, up_strides, dtype, up_bias),
                          view(down, down_strides, dtype, down_bias)});
           },
           "context"_a, "tier"_a, "expert"_a, "gate"_a, "gate_strides"_a, "up"_a, "up_strides"_a, "down"_a,
           "down_strides"_a, "dtype"_a, "gate_bias"_a = 0, "up_bias"_a = 0, "down_bias"_a = 0,
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "pack_quantized_expert",
+          [](PackedExperts& packed, Context& context, std::size_t expert, const std::optional<QuantizedPlace>& gate,
+             const QuantizedPlace& up, const QuantizedPlace& down, Address gate_bias, Address up_bias,
+             Address down_bias) {
+            const LayerTraits& traits = packed.layout().traits;
+            if (traits.gated != gate.has_value()) throw Error("a gate comes with a layer that has one, and only then");
+            check_biases(traits, gate_bias, up_bias, down_bias);
+            packed.pack(context, usable_table("generic"), expert,
+                        {gate ? quantized_view(*gate, gate_bias) : WeightView{}, quantized_view(up, up_bias),
+                         quantized_view(down, down_bias)});
+          },
+          "context"_a, "expert"_a, "gate"_a, "up"_a, "down"_a, "gate_bias"_a = 0, "up_bias"_a = 0, "down_bias"_a = 0,
           py::call_guard<py::gil_scoped_release>())
       .def(
           "load_expert",

@@ -31,44 +31,86 @@ std::size_t bytes_per_weight(Format format) {
   return format == Format::kInt8 ? 1 : 2;
 }
 
+// A group of 32 inputs: codes, then 32 fp32 scales.
+std::size_t bytes_of_group(Format format) {
+  return 32 * (format == Format::kInt4 ? 16 : 32) + 128;
+}
+
 std::size_t bytes_of_block(Format format, std::size_t k_padded) {
+  if (is_grouped(format)) return k_padded / 32 * bytes_of_group(format);
   return 32 * k_padded * bytes_per_weight(format) + (format == Format::kInt8 ? 256 : 0);
 }
 
 }  // namespace
 
+MatrixTraits whole_number_traits(Format format) {
+  MatrixTraits traits{.format = format};
+  if (!is_grouped(format)) return traits;
+  traits.group = 32;
+  traits.levels = format == Format::kInt4 ? Levels::kInt4 : Levels::kInt8;
+  return traits;
+}
+
 Blocks::Blocks(Format format, std::size_t count, std::size_t k_padded)
-    : format_(format),
+    : traits_(whole_number_traits(format)),
       count_(count),
       k_padded_(k_padded),
       block_bytes_(bytes_of_block(format, k_padded)),
       bytes_(count * block_bytes_),
-      values_(32 * count * k_padded, 0) {
-  if (format != Format::kInt8) return;
-  for (std::size_t c = 0; c < channels(); ++c) set_scale(c, 1.0f);
+      values_(32 * count * k_padded) {
+  for (std::size_t c = 0; c < channels(); ++c) {
+    for (std::size_t k = 0; k < k_padded; ++k) set(c, k, 0);
+    if (format != Format::kBf16) set_scale(c, 1.0f);
+  }
 }
 
 char* Blocks::block_of(std::size_t channel) const {
   return bytes_.as<char>() + channel / 32 * block_bytes_;
 }
 
-void Blocks::set(std::size_t channel, std::size_t k, int value) {
-  const std::size_t byte = k * bytes_per_weight(format_), word = byte / 4;
+// The first byte of a weight.
+char* Blocks::place(std::size_t channel, std::size_t k) const {
   const std::size_t panel = channel % 32 / 16, lane = channel % 16;
-  char* p = block_of(channel) + (2 * (word / 16) + panel) * 1024 + word % 16 * 64 + lane * 4 + byte % 4;
+  char* block = block_of(channel);
+  if (traits_.format == Format::kInt4) {
+    return block + k / 32 * bytes_of_group(Format::kInt4) + panel * 256 + k % 32 / 8 * 64 + 4 * lane + k % 4;
+  }
+  if (traits_.format == Format::kInt8Grouped) {
+    return block + k / 32 * bytes_of_group(Format::kInt8Grouped) + panel * 512 + k % 32 / 4 * 64 + 4 * lane + k % 4;
+  }
+  const std::size_t byte = k * bytes_per_weight(traits_.format), word = byte / 4;
+  return block + word / 16 * 2048 + panel * 1024 + word % 16 * 64 + 4 * lane + byte % 4;
+}
+
+void Blocks::set(std::size_t channel, std::size_t k, int value) {
   int& stored = values_[channel * k_padded_ + k];
-  if (format_ == Format::kInt8) {
-    *reinterpret_cast<std::int8_t*>(p) = static_cast<std::int8_t>(value);
-    auto* sum = reinterpret_cast<std::int32_t*>(block_of(channel) + block_bytes_ - 128) + channel % 32;
-    *sum += value - stored;
-  } else {
+  char* p = place(channel, k);
+  if (traits_.format == Format::kInt4) {
+    auto* byte = reinterpret_cast<std::uint8_t*>(p);
+    const unsigned code = static_cast<unsigned>(value + 8);
+    *byte = static_cast<std::uint8_t>(k % 8 < 4 ? (*byte & 0xf0u) | code : (*byte & 0x0fu) | code << 4);
+  } else if (traits_.format == Format::kBf16) {
     *reinterpret_cast<std::uint16_t*>(p) = nearest_bf16(static_cast<float>(value));
+  } else {
+    const int before = *reinterpret_cast<std::int8_t*>(p);
+    *reinterpret_cast<std::int8_t*>(p) = static_cast<std::int8_t>(value);
+    if (traits_.format == Format::kInt8) {
+      auto* sum = reinterpret_cast<std::int32_t*>(block_of(channel) + block_bytes_ - 128) + channel % 32;
+      *sum += value - before;
+    }
   }
   stored = value;
 }
 
 void Blocks::set_scale(std::size_t channel, float scale) {
-  reinterpret_cast<float*>(block_of(channel) + block_bytes_ - 256)[channel % 32] = scale;
+  if (traits_.format == Format::kInt8) {
+    reinterpret_cast<float*>(block_of(channel) + block_bytes_ - 256)[channel % 32] = scale;
+    return;
+  }
+  const std::size_t bytes = bytes_of_group(traits_.format);
+  for (std::size_t g = 0; g < k_padded_ / 32; ++g) {
+    reinterpret_cast<float*>(block_of(channel) + (g + 1) * bytes - 128)[channel % 32] = scale;
+  }
 }
 
 std::int64_t Blocks::product(std::size_t channel, const float* x) const {
@@ -79,6 +121,7 @@ std::int64_t Blocks::product(std::size_t channel, const float* x) const {
 
 GemmCall Blocks::call(const Rows& rows, std::size_t first, std::size_t m) const {
   GemmCall call{};
+  call.traits = &traits_;
   call.rows = rows.bytes.as<char>() + first * rows.row_bytes;
   call.row_stride = rows.row_bytes;
   call.row_scales = rows.scales.data() + first;
@@ -135,15 +178,15 @@ Rows::Rows(const FormatCase& c, const std::vector<float>& x, std::size_t k_padde
 
 Rows::Rows(const FormatCase& c, const void* x, DType dtype, std::size_t rows, std::size_t k, std::size_t k_padded)
     : functions(c.functions()),
-      row_bytes(functions.row_bytes(MatrixTraits{c.format}, k_padded)),
+      row_bytes(functions.row_bytes(whole_number_traits(c.format), k_padded)),
       count(rows),
       bytes(rows * row_bytes),
       scales(rows, 1.0f) {
   const GuardedBuffer work(k_padded * sizeof(float));
   const std::size_t source_bytes = k * (dtype == DType::kF32 ? 4 : 2);
   for (std::size_t r = 0; r < rows; ++r) {
-    functions.encode_row(static_cast<const char*>(x) + r * source_bytes, dtype, k, k_padded, MatrixTraits{c.format},
-                         bytes.as<char>() + r * row_bytes, &scales[r], work.as<float>());
+    functions.encode_row(static_cast<const char*>(x) + r * source_bytes, dtype, k, k_padded,
+                         whole_number_traits(c.format), bytes.as<char>() + r * row_bytes, &scales[r], work.as<float>());
   }
 }
 

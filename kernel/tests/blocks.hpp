@@ -30,14 +30,18 @@ class GuardedBuffer {
   char* data_;
 };
 
+// What a test's matrix of whole numbers is: INT4 of -8…7 in groups of 32, fp32 scales.
+MatrixTraits whole_number_traits(Format format);
+
 // Column blocks of 32 channels: all weights 0, all scales 1.
 class Blocks {
  public:
   Blocks(Format format, std::size_t count, std::size_t k_padded);
 
-  // INT8: -127 … 127; BF16: a whole number that bf16 holds. Channels 32b … 32b+15 are the left panel of block b.
+  // INT8: -127 … 127; INT4: -8 … 7; BF16: a whole number that bf16 holds. Channels 32b … 32b+15 are the left panel of
+  // block b.
   void set(std::size_t channel, std::size_t k, int value);
-  void set_scale(std::size_t channel, float scale);
+  void set_scale(std::size_t channel, float scale);  // of all its groups, where the format has groups
 
   std::size_t count() const { return count_; }
   std::size_t channels() const { return 32 * count_; }
@@ -54,7 +58,9 @@ class Blocks {
   char* block_of(std::size_t channel) const;
   GemmCall call(const class Rows& rows, std::size_t first, std::size_t m) const;
 
-  Format format_;
+  char* place(std::size_t channel, std::size_t k) const;
+
+  MatrixTraits traits_;
   std::size_t count_, k_padded_, block_bytes_;
   GuardedBuffer bytes_;
   std::vector<int> values_;

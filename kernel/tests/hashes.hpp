@@ -1,4 +1,4 @@
-// Stored hashes of the INT8 sweep's outputs, made by the generic tier; kernel/tests/hashes.txt at compile time.
+// Stored hashes of the sweep's outputs, made by the generic tier; kernel/tests/hashes.txt at compile time.
 #pragma once
 
 namespace kt::check {

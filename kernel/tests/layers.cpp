@@ -67,13 +67,30 @@ const std::shared_ptr<Context>& context(std::size_t threads) {
 
 std::shared_ptr<PackedExperts> pack(const Layer& layer, Format format, bool rotate, const TierTable* table,
                                     std::size_t threads) {
+  return pack(layer, default_traits(format), default_traits(format), rotate, table, threads);
+}
+
+std::shared_ptr<PackedExperts> pack(const Layer& layer, const MatrixTraits& gate_up, const MatrixTraits& down,
+                                    bool rotate, const TierTable* table, std::size_t threads) {
   const Shape& s = layer.shape;
   const LayerTraits traits{.rotated = rotate, .gated = layer.gate_formula.gated, .biased = !layer.down_bias.empty()};
-  auto packed = std::make_shared<PackedExperts>(LayerLayout(format, traits, s.experts, s.hidden, s.intermediate));
+  auto packed =
+      std::make_shared<PackedExperts>(LayerLayout(gate_up, down, traits, s.experts, s.hidden, s.intermediate));
   for (std::size_t e = 0; e < s.experts; ++e) {
     packed->pack(*context(threads), table == nullptr ? usable_table("generic") : *table, e, layer.source(e));
   }
   return packed;
+}
+
+Layer as_packed(const Layer& layer, Format format) {
+  if (!is_grouped(format)) return layer;
+  Layer known = layer;
+  const auto packed = pack(layer, format);
+  for (std::size_t e = 0; e < layer.shape.experts; ++e) {
+    const std::size_t at = e * layer.matrix();
+    packed->unpack(usable_table("generic"), e, known.gate.data() + at, known.up.data() + at, known.down.data() + at);
+  }
+  return known;
 }
 
 ForwardArgs arguments(const Batch& batch, std::vector<float>& y) {

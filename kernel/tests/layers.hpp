@@ -51,8 +51,15 @@ Batch make_batch(const Shape& shape, std::size_t tokens, std::size_t k, std::uin
 // Made once for each number of threads.
 const std::shared_ptr<Context>& context(std::size_t threads);
 
+std::shared_ptr<PackedExperts> pack(const Layer& layer, const MatrixTraits& gate_up, const MatrixTraits& down,
+                                    bool rotate, const TierTable* table = nullptr, std::size_t threads = 1);
+// Both matrices of the format's default traits.
 std::shared_ptr<PackedExperts> pack(const Layer& layer, Format format, bool rotate = true,
                                     const TierTable* table = nullptr, std::size_t threads = 1);
+
+// The layer that a packed one stands for: its weights dequantised where the format is coarse (grouped), else the layer
+// itself. What remains of an error is then the activations'.
+Layer as_packed(const Layer& layer, Format format);
 
 struct Run {
   std::size_t threads = 1;

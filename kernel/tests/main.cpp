@@ -1,6 +1,6 @@
 // kt_tests: see check.hpp for the arguments. Two more:
 //   --tiers               which tiers exist, one a line: name, compiled or absent, what they need
-//   --write-hashes FILE   computes the hashes of the INT8 sweep on the generic tier (kernel/tests/hashes.txt)
+//   --write-hashes FILE   computes the hashes of the sweep on the generic tier (kernel/tests/hashes.txt)
 #include <cstdio>
 #include <cstring>
 

@@ -17,6 +17,36 @@ constexpr std::size_t kSlots[] = {1, 2, 3, 8, 4};
 constexpr Gate kGates[] = {{}, {.limit = 1.5f}, {.alpha = 1.702f, .limit = 2.0f, .up_offset = 1.0f}};
 constexpr DType kTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
 
+constexpr MatrixTraits grouped(Levels levels, std::size_t group, DType scales, bool minimums = false) {
+  const Format format = levels == Levels::kInt8 ? Format::kInt8Grouped : Format::kInt4;
+  return {.format = format, .group = group, .levels = levels, .minimums = minimums, .scales = scales};
+}
+
+// Every kind of levels, group and scales, on both sides; what GGUF files mix.
+constexpr struct {
+  Shape shape;
+  bool rotated;
+  MatrixTraits gate_up, down;
+} kGroupedLayers[] = {
+    {{3, 65, 33}, true, grouped(Levels::kNormal4, 32, DType::kBf16), grouped(Levels::kNormal4, 32, DType::kBf16)},
+    {{2, 192, 130}, true, grouped(Levels::kNormal4, 64, DType::kBf16), grouped(Levels::kNormal4, 128, DType::kBf16)},
+    {{2, 320, 96}, false, grouped(Levels::kInt4, 32, DType::kF16), grouped(Levels::kInt4, 128, DType::kF16)},
+    {{2, 96, 320}, false, grouped(Levels::kInt4, 16, DType::kF32), grouped(Levels::kInt4, 64, DType::kF32, true)},
+    {{5, 64, 64}, false, grouped(Levels::kUint4, 32, DType::kF32, true), grouped(Levels::kInt8, 16, DType::kF32)},
+    {{2, 129, 31}, false, grouped(Levels::kUint4, 128, DType::kF16, true), grouped(Levels::kUint4, 16, DType::kBf16)},
+    {{3, 160, 128}, false, grouped(Levels::kE2m1, 32, DType::kBf16), grouped(Levels::kE2m1, 32, DType::kBf16)},
+    {{2, 47, 61}, true, grouped(Levels::kInt8, 32, DType::kF16), grouped(Levels::kInt8, 128, DType::kBf16, true)},
+    {{2, 256, 200}, true, {}, grouped(Levels::kNormal4, 32, DType::kBf16)},
+};
+
+std::string name_of(const MatrixTraits& traits) {
+  std::string text(format_name(traits.format));
+  if (!is_grouped(traits.format)) return text;
+  text += "/" + std::to_string(traits.group) + "/" + std::string(levels_name(traits.levels));
+  text += traits.scales == DType::kF32 ? "/f32" : traits.scales == DType::kBf16 ? "/bf16" : "/f16";
+  return text + (traits.minimums ? "/min" : "");
+}
+
 const char* name_of(const Gate& gate) {
   return gate.up_offset != 0.0f ? "oai" : gate.limit > 0.0f ? "clamped" : "silu";
 }
@@ -48,22 +78,26 @@ std::string SweepCase::name() const {
   const auto add = [&](const char* letter, std::size_t n) { text += letter + std::to_string(n) + " "; };
   add("e", shape.experts), add("h", shape.hidden), add("i", shape.intermediate), add("t", tokens), add("k", k);
   text += std::string(rotated ? "rotated " : "plain ") + name_of(gate) + " ";
-  return text + name_of(x_type) + " " + name_of(y_type) + (id_type == IdType::kInt32 ? " int32" : " int64");
+  text += std::string(name_of(x_type)) + " " + name_of(y_type) + (id_type == IdType::kInt32 ? " int32" : " int64");
+  const bool int8 = gate_up.format == Format::kInt8 && down.format == Format::kInt8;
+  return int8 ? text : text + " " + name_of(gate_up) + " " + name_of(down);
 }
 
 const std::vector<SweepCase>& sweep() {
   static const std::vector<SweepCase> cases = [] {
     std::vector<SweepCase> all;
-    for (std::size_t s = 0; s < std::size(kShapes); ++s) {
+    const auto add = [&all](const Shape& shape, bool rotated, const MatrixTraits& gate_up, const MatrixTraits& down) {
       for (const std::size_t tokens : kTokens) {
         Random random{all.size()};  // so that no two properties go together
-        const std::size_t k = std::min(kShapes[s].experts, kSlots[random.below(5)]);
+        const std::size_t k = std::min(shape.experts, kSlots[random.below(5)]);
         const Gate gate = kGates[random.below(3)];
         const DType x_type = kTypes[random.below(3)], y_type = kTypes[random.below(3)];
         const IdType id_type = random.below(4) == 0 ? IdType::kInt32 : IdType::kInt64;
-        all.push_back({kShapes[s], s % 4 != 3, gate, tokens, k, x_type, y_type, id_type});
+        all.push_back({shape, rotated, gate, tokens, k, x_type, y_type, id_type, gate_up, down});
       }
-    }
+    };
+    for (std::size_t s = 0; s < std::size(kShapes); ++s) add(kShapes[s], s % 4 != 3, {}, {});
+    for (const auto& layer : kGroupedLayers) add(layer.shape, layer.rotated, layer.gate_up, layer.down);
     return all;
   }();
   return cases;
@@ -88,7 +122,7 @@ void for_each_case(
   std::shared_ptr<PackedExperts> packed;
   for (std::size_t i = 0; i < sweep().size(); ++i) {
     const SweepCase& c = sweep()[i];
-    if (i % std::size(kTokens) == 0) packed = pack(make_layer(c.shape, 7), Format::kInt8, c.rotated);
+    if (i % std::size(kTokens) == 0) packed = pack(make_layer(c.shape, 7), c.gate_up, c.down, c.rotated);
     call(i, c, packed);
   }
 }

@@ -1,5 +1,5 @@
-// One list of INT8 layers and inputs whose outputs must have the same bits everywhere: tails in tokens, channels and
-// inputs, every gate, dtype and id type, empty and crowded experts.
+// One list of INT8 and grouped layers and inputs whose outputs must have the same bits everywhere: tails in tokens,
+// channels and inputs, every gate, dtype and id type, empty and crowded experts.
 #pragma once
 
 #include <functional>
@@ -19,6 +19,8 @@ struct SweepCase {
   DType x_type;
   DType y_type;
   IdType id_type;
+  MatrixTraits gate_up = {};
+  MatrixTraits down = {};
 
   std::string name() const;
 };

@@ -15,22 +15,38 @@ namespace {
 
 constexpr int kLargest = 127;
 
-// Whole numbers small enough that fp32 sums over K stay exact; INT8 rows hold a 127 so that their scale is 1.
-int limit_of(Format format) {
-  return format == Format::kInt8 ? kLargest : 40;
+// Whole numbers small enough that fp32 sums over K stay exact. Where rows are quantised, each 32 inputs of them hold a
+// 127 so that their scales are 1.
+int input_limit(Format format) {
+  return format == Format::kBf16 ? 40 : kLargest;
+}
+
+int weight_limit(Format format) {
+  switch (format) {
+    case Format::kInt4:
+      return 7;
+    case Format::kInt8Grouped:
+      return 60;
+    case Format::kBf16:
+      return 40;
+    default:
+      return kLargest;
+  }
 }
 
 std::vector<float> whole_numbers(Format format, std::size_t rows, std::size_t k, Random& random) {
+  const int limit = input_limit(format);
   std::vector<float> x(rows * k);
-  for (float& value : x) value = static_cast<float>(random.between(-limit_of(format), limit_of(format)));
-  for (std::size_t r = 0; r < rows; ++r) x[r * k + random.below(k)] = static_cast<float>(limit_of(format));
+  for (float& value : x) value = static_cast<float>(random.between(-limit, limit));
+  for (std::size_t i = 0; i < x.size(); i += 32) x[i + random.below(32)] = static_cast<float>(limit);
   return x;
 }
 
 Blocks random_blocks(Format format, std::size_t count, std::size_t k, Random& random) {
   Blocks blocks(format, count, k);
+  const int limit = weight_limit(format);
   for (std::size_t c = 0; c < blocks.channels(); ++c) {
-    for (std::size_t i = 0; i < k; ++i) blocks.set(c, i, random.between(-limit_of(format), limit_of(format)));
+    for (std::size_t i = 0; i < k; ++i) blocks.set(c, i, random.between(-limit, limit));
   }
   return blocks;
 }

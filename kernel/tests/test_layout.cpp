@@ -31,7 +31,7 @@ TEST("layout: BF16 has two bytes a weight, no trailer and no rotation") {
 }
 
 TEST("layout: every block starts on a cache line, whatever the sizes") {
-  for (const Format format : {Format::kInt8, Format::kBf16}) {
+  for (const Format format : {Format::kInt8, Format::kBf16, Format::kInt4, Format::kInt8Grouped}) {
     for (std::size_t h = 1; h <= 130; ++h) {
       for (std::size_t i = 1; i <= 130; ++i) {
         const LayerLayout l(format, {.rotated = true}, 3, h, i);

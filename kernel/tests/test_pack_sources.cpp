@@ -100,7 +100,7 @@ TEST("pack sources: bf16 and fp16 weights pack like the same numbers in fp32") {
     const Narrow n = narrowed(dtype);
     const ExpertSource source{
         {n.gate.data(), dtype, kHidden, 1}, {n.up.data(), dtype, kHidden, 1}, {n.down.data(), dtype, kInner, 1}};
-    for (const Format format : {Format::kInt8, Format::kBf16}) {
+    for (const Format format : {Format::kInt8, Format::kBf16, Format::kInt4, Format::kInt8Grouped}) {
       CHECK(bytes_of(source, format) == bytes_of(n.wide.source(0), format));
     }
   }
@@ -131,7 +131,7 @@ TEST("pack sources: every finite bf16 and fp16 weight is taken, subnormals inclu
 
 TEST("pack sources: a NaN or infinite weight is named by projection, channel and input") {
   const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
-  for (const Format format : {Format::kInt8, Format::kBf16}) {
+  for (const Format format : {Format::kInt8, Format::kBf16, Format::kInt4, Format::kInt8Grouped}) {
     Layer layer = a_layer();
     layer.gate[34 * kHidden + 69] = nan;
     CHECK_THROWS(bytes_of(layer.source(0), format), kt::WeightsValueError,
@@ -150,8 +150,10 @@ TEST("pack sources: a NaN or infinite weight is named by projection, channel and
 TEST("pack sources: weights too large to rotate are named, and packed without rotation") {
   Layer layer = a_layer();
   for (std::size_t i = 0; i < kHidden; ++i) layer.up[7 * kHidden + i] = 3e38f;
-  CHECK_THROWS(bytes_of(layer.source(0)), kt::WeightsValueError, "up weights of channel 7");
-  CHECK(!bytes_of(layer.source(0), Format::kInt8, false).empty());
+  for (const Format format : {Format::kInt8, Format::kInt4}) {
+    CHECK_THROWS(bytes_of(layer.source(0), format), kt::WeightsValueError, "up weights of channel 7");
+    CHECK(!bytes_of(layer.source(0), format, false).empty());
+  }
 }
 
 TEST("pack sources: a channel of zeros has scale zero and unpacks to zeros") {

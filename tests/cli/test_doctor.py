@@ -105,7 +105,7 @@ def test_explain_gives_json_too(kt: Kt) -> None:
     assert answer["format"] == "BF16"
 
 
-@pytest.mark.parametrize(("name", "text"), [("AMXIMT8", "AMXINT8"), ("AMXINT4", "not in this version")])
+@pytest.mark.parametrize(("name", "text"), [("AMXIMT8", "AMXINT8"), ("RAWINT4", "not in this version")])
 def test_explain_refuses_what_does_not_run(kt: Kt, name: str, text: str) -> None:
     result = kt("doctor", "--explain", name)
     assert result.exit_code == 2

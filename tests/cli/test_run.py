@@ -109,7 +109,7 @@ def test_chat_without_a_template_is_refused(kt: Kt, moe_folder: str) -> None:
     ("arguments", "text"),
     [
         (("--backend", "AMXIMT8"), "AMXINT8"),
-        (("--backend", "AMXINT4"), "not in this version"),
+        (("--backend", "RAWINT4"), "not in this version"),
         (("--rules", "Qwen3MoEE"), "Qwen3MoE"),
         (("--max-new-tokens", "0"), "--max-new-tokens"),
         (("--threads", "0"), "--threads"),

@@ -31,6 +31,10 @@ def test_no_backend_means_choose_for_me_and_not_amx(missing: str | None) -> None
         ("INT8", "INT8", None),
         ("BF16", "BF16", None),
         ("MOE_INT8", "INT8", None),
+        ("AMXINT4", "INT4", "amx"),
+        ("AMXInt4", "INT4", "amx"),
+        ("AVX2INT4", "INT4", "avx2"),
+        ("MOE_INT4", "INT4", None),
         ("AVX2", "BF16", "avx2"),
         ("AVX512", "BF16", "avx512"),
         ("AMX", "BF16", "amx"),
@@ -41,9 +45,7 @@ def test_a_name_stands_for_a_format_and_a_family(name: str, format: str, family:
     assert (backend.format, backend.family) == (format, family)
 
 
-@pytest.mark.parametrize(
-    "name", ["AMXINT4", "RAWINT4", "FP8", "GPTQ_INT4", "MXFP4", "MXFP8", "llamafile", "MOE_INT4", "GGUF"]
-)
+@pytest.mark.parametrize("name", ["AMXINT4_1", "RAWINT4", "FP8", "GPTQ_INT4", "MXFP4", "MXFP8", "llamafile", "GGUF"])
 def test_a_backend_of_another_version_is_refused_with_what_runs_instead(name: str) -> None:
     with pytest.raises(BackendError, match=r"is not in this version; .*AMXINT8.*BF16"):
         parse_backend(name)

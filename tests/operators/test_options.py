@@ -49,7 +49,7 @@ def test_backends_in_any_case(backend: str) -> None:
     [
         ({"backned": "AMXINT8"}, "did you mean 'backend'"),
         ({"backend": "AMXINT9"}, "AMXINT8"),
-        ({"backend": "AMXINT4"}, "not in this version"),
+        ({"backend": "RAWINT4"}, "not in this version"),
         ({"generate_op": "KExpertCPU"}, "Did you mean KExpertsCPU"),
         ({"generate_op": "KExpertsMarlin"}, "CUDA kernel that this package does not have"),
         ({"prefill_op": "KExpertsMarlin"}, "prefill_op: KExpertsMarlin"),

@@ -1,9 +1,11 @@
 #include "pack/layout.hpp"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 
 #include "error.hpp"
+#include "pack/grouped.hpp"
 
 namespace kt {
 namespace {
@@ -22,9 +24,18 @@ std::size_t weight_bytes(const MatrixTraits& traits, std::size_t k_padded) {
       return kBlockChannels * k_padded + kTrailerBytes;
     case Format::kBf16:
       return kBlockChannels * k_padded * 2;
-    default:
-      throw Error("no packed layout for " + std::string(format_name(traits.format)));
+    case Format::kInt4:
+    case Format::kInt8Grouped:
+      return grouped_block_bytes(traits, k_padded);
+    case Format::kFp8:
+      break;
   }
+  throw Error("no packed layout for " + std::string(format_name(traits.format)));
+}
+
+// Formats whose activations are quantised too: rotating spreads outliers along K.
+bool can_rotate(Format format) {
+  return format == Format::kInt8 || is_grouped(format);
 }
 
 MatrixLayout make_matrix(const MatrixTraits& traits, const LayerTraits& layer, std::size_t inputs, std::size_t channels,
@@ -32,8 +43,9 @@ MatrixLayout make_matrix(const MatrixTraits& traits, const LayerTraits& layer, s
   MatrixLayout matrix;
   matrix.traits = traits;
   matrix.inputs = inputs;
-  matrix.k_padded = round_up(inputs, kInputPadding);
-  matrix.traits.rotation = layer.rotated && traits.format == Format::kInt8 ? rotation_block(matrix.k_padded) : 0;
+  if (is_grouped(traits.format)) check_grouped(traits);
+  matrix.k_padded = round_up(inputs, std::max(kInputPadding, traits.group));
+  matrix.traits.rotation = layer.rotated && can_rotate(traits.format) ? rotation_block(matrix.k_padded) : 0;
   matrix.blocks = (channels + per_block - 1) / per_block;
   matrix.block_bytes = weight_bytes(traits, matrix.k_padded) + (layer.biased ? kBiasBytes : 0);
   return matrix;
@@ -73,7 +85,7 @@ LayerLayout::LayerLayout(const MatrixTraits& gate_up_traits, const MatrixTraits&
 
 LayerLayout::LayerLayout(Format format, const LayerTraits& layer, std::size_t experts, std::size_t hidden,
                          std::size_t intermediate)
-    : LayerLayout({.format = format}, {.format = format}, layer, experts, hidden, intermediate) {}
+    : LayerLayout(default_traits(format), default_traits(format), layer, experts, hidden, intermediate) {}
 
 std::size_t rotation_block(std::size_t k_padded) {
   std::size_t block = 512;  // larger blocks gained nothing measurable and cost a stage each

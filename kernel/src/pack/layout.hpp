@@ -16,7 +16,7 @@ inline constexpr std::size_t kMaxInt8Inputs = 65536;
 struct MatrixLayout {
   MatrixTraits traits;
   std::size_t inputs = 0;    // K
-  std::size_t k_padded = 0;  // K up to a multiple of 64
+  std::size_t k_padded = 0;  // K up to a multiple of 64 and of the group
   std::size_t blocks = 0;
   std::size_t block_bytes = 0;  // tiles, biases if there are any, INT8's scales and channel sums
   std::size_t bytes() const { return blocks * block_bytes; }
@@ -25,7 +25,7 @@ struct MatrixLayout {
 
 // What a layer holds beside its sizes and its matrices.
 struct LayerTraits {
-  bool rotated = true;  // its INT8 matrices
+  bool rotated = true;  // its INT8 and grouped matrices; not for weights that come quantised, whose grid must stay
   bool gated = true;    // false: one projection before the activation instead of gate and up
   bool biased = false;
 };
@@ -35,7 +35,7 @@ struct LayerLayout {
   // Throws Error for sizes that are zero, overflow, or are beyond a format's exact range.
   LayerLayout(const MatrixTraits& gate_up, const MatrixTraits& down, const LayerTraits& traits, std::size_t experts,
               std::size_t hidden, std::size_t intermediate);
-  // Both matrices alike.
+  // Both matrices alike, with default_traits.
   LayerLayout(Format format, const LayerTraits& traits, std::size_t experts, std::size_t hidden,
               std::size_t intermediate);
 

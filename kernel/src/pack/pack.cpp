@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "error.hpp"
+#include "pack/grouped.hpp"
 
 namespace kt {
 namespace {
@@ -95,7 +96,6 @@ void PanelPacker::place(std::byte* block, std::size_t panel, std::size_t lane, s
 
 bool PanelPacker::pack_int8(const MatrixLayout& matrix, std::byte* block, std::size_t panel, std::size_t lane) const {
   const std::size_t rotation = matrix.traits.rotation;
-  if (rotation != 0) table_.rotate(row_, matrix.k_padded, rotation);
   auto* q = static_cast<std::int8_t*>(packed_row_);
   // Weights and activations are both multiplied by the unnormalised H, and H·H = rotation·1: the scale takes it back (a
   // power of two).
@@ -115,28 +115,54 @@ void PanelPacker::pack_bf16(const MatrixLayout& matrix, std::byte* block, std::s
   place(block, panel, lane, matrix.k_padded / 2);
 }
 
+bool PanelPacker::pack_row(const MatrixLayout& matrix, std::byte* block, std::size_t panel, std::size_t lane) const {
+  if (matrix.traits.rotation != 0) table_.rotate(row_, matrix.k_padded, matrix.traits.rotation);
+  switch (matrix.format()) {
+    case Format::kInt8:
+      return pack_int8(matrix, block, panel, lane);
+    case Format::kBf16:
+      pack_bf16(matrix, block, panel, lane);
+      return true;
+    case Format::kInt4:
+    case Format::kInt8Grouped:
+      if (!all_finite(row_, matrix.k_padded)) return false;
+      pack_grouped(matrix, row_, static_cast<std::int8_t*>(packed_row_), block, panel * kPanelChannels + lane);
+      return true;
+    case Format::kFp8:
+      break;
+  }
+  throw Error("floats are not packed into " + std::string(format_name(matrix.format())));
+}
+
+void PanelPacker::pack_bias(const MatrixLayout& matrix, std::byte* block, std::size_t panel, std::size_t lane,
+                            const WeightView& source, const char* name, std::size_t channel, bool used) const {
+  const float bias = used ? source.bias[channel] : 0.0f;
+  if (!std::isfinite(bias)) {
+    throw WeightsValueError(std::string(name) + " bias of channel " + std::to_string(channel) + " is " +
+                            (std::isnan(bias) ? "NaN" : "infinite"));
+  }
+  biases_of(matrix, block)[panel * kPanelChannels + lane] = bias;
+}
+
 void PanelPacker::pack(const MatrixLayout& matrix, std::byte* block, std::size_t panel, const WeightView& source,
                        const char* name, std::size_t first, std::size_t channels) const {
   for (std::size_t lane = 0; lane < kPanelChannels; ++lane) {
-    if (first + lane < channels) {
-      load(source, name, first + lane, matrix);
+    const std::size_t channel = first + lane;
+    const bool used = channel < channels;
+    if (used && source.scales != nullptr) {
+      pack_grouped_source(matrix, source, name, channel, block, panel * kPanelChannels + lane);
     } else {
-      std::fill(row_, row_ + matrix.k_padded, 0.0f);
-    }
-    if (matrix.format() == Format::kBf16) {
-      pack_bf16(matrix, block, panel, lane);
-    } else if (!pack_int8(matrix, block, panel, lane)) {
-      throw WeightsValueError(std::string(name) + " weights of channel " + std::to_string(first + lane) +
-                              " are too large to rotate: sums of them overflow fp32");
-    }
-    if (layout_.traits.biased) {
-      const float bias = first + lane < channels ? source.bias[first + lane] : 0.0f;
-      if (!std::isfinite(bias)) {
-        throw WeightsValueError(std::string(name) + " bias of channel " + std::to_string(first + lane) + " is " +
-                                (std::isnan(bias) ? "NaN" : "infinite"));
+      if (used) {
+        load(source, name, channel, matrix);
+      } else {
+        std::fill(row_, row_ + matrix.k_padded, 0.0f);
       }
-      biases_of(matrix, block)[panel * kPanelChannels + lane] = bias;
+      if (!pack_row(matrix, block, panel, lane)) {
+        throw WeightsValueError(std::string(name) + " weights of channel " + std::to_string(channel) +
+                                " are too large to rotate: sums of them overflow fp32");
+      }
     }
+    if (layout_.traits.biased) pack_bias(matrix, block, panel, lane, source, name, channel, used);
   }
 }
 
@@ -151,21 +177,24 @@ void unpack_channel(const TierTable& table, const MatrixLayout& matrix, const st
                     float* out) {
   const std::size_t panel = channel / kPanelChannels, lane = channel % kPanelChannels;
   std::vector<float> row(matrix.k_padded);
-  const std::size_t per_word = matrix.format() == Format::kInt8 ? 4 : 2;
-  for (std::size_t i = 0; i < matrix.k_padded; ++i) {
-    const std::byte* word = block + word_offset(i / per_word, panel, lane);
-    if (matrix.format() == Format::kInt8) {
-      row[i] = static_cast<float>(reinterpret_cast<const std::int8_t*>(word)[i % 4]);
-    } else {
-      std::uint16_t bits;
-      std::memcpy(&bits, word + i % 2 * 2, 2);
-      row[i] = bf16_to_float(bits);
+  if (is_grouped(matrix.format())) {
+    unpack_grouped(matrix, block, channel, row.data());
+  } else {
+    const std::size_t per_word = matrix.format() == Format::kInt8 ? 4 : 2;
+    for (std::size_t i = 0; i < matrix.k_padded; ++i) {
+      const std::byte* word = block + word_offset(i / per_word, panel, lane);
+      if (matrix.format() == Format::kInt8) {
+        row[i] = static_cast<float>(reinterpret_cast<const std::int8_t*>(word)[i % 4]);
+      } else {
+        std::uint16_t bits;
+        std::memcpy(&bits, word + i % 2 * 2, 2);
+        row[i] = bf16_to_float(bits);
+      }
     }
   }
+  // H is its own inverse, up to the factor in the scale.
+  if (matrix.traits.rotation != 0) table.rotate(row.data(), matrix.k_padded, matrix.traits.rotation);
   if (matrix.format() == Format::kInt8) {
-    const std::size_t rotation = matrix.traits.rotation;
-    if (rotation != 0)
-      table.rotate(row.data(), matrix.k_padded, rotation);  // H is its own inverse, up to the factor in the scale
     const float scale = scales_of(matrix, const_cast<std::byte*>(block))[channel];
     for (float& value : row) value *= scale;
   }

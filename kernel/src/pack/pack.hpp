@@ -22,9 +22,12 @@ class PanelPacker {
  private:
   void load(const WeightView& source, const char* name, std::size_t channel, const MatrixLayout& matrix) const;
   void place(std::byte* block, std::size_t panel, std::size_t lane, std::size_t words) const;
-  // False when the rotated weights overflow fp32.
+  // One channel, the floats in row_, as lane `lane` of a panel. False when the rotated weights overflow fp32.
+  bool pack_row(const MatrixLayout& matrix, std::byte* block, std::size_t panel, std::size_t lane) const;
   bool pack_int8(const MatrixLayout& matrix, std::byte* block, std::size_t panel, std::size_t lane) const;
   void pack_bf16(const MatrixLayout& matrix, std::byte* block, std::size_t panel, std::size_t lane) const;
+  void pack_bias(const MatrixLayout& matrix, std::byte* block, std::size_t panel, std::size_t lane,
+                 const WeightView& source, const char* name, std::size_t channel, bool used) const;
 
   const LayerLayout& layout_;
   const TierTable& table_;

@@ -8,6 +8,20 @@
 #include "pack/pack.hpp"
 
 namespace kt {
+namespace {
+
+void check_source(const MatrixLayout& matrix, const WeightView& source, const char* name) {
+  if (source.scales == nullptr) return;
+  if (!is_grouped(matrix.format()) || matrix.traits.rotation != 0) {
+    throw Error(std::string(name) + " comes quantised; the layout is " + std::string(format_name(matrix.format())) +
+                (matrix.traits.rotation != 0 ? ", rotated" : "") + ", which would quantise it again");
+  }
+  if (matrix.traits.minimums != (source.minimums != nullptr)) {
+    throw Error(std::string(name) + " and the layout disagree on whether there are minimums");
+  }
+}
+
+}  // namespace
 
 void PackedExperts::check_expert(std::size_t expert) const {
   if (expert >= layout_.experts)
@@ -30,6 +44,9 @@ std::byte* PackedExperts::writable(std::size_t expert) {
 
 void PackedExperts::pack(Context& context, const TierTable& table, std::size_t expert, const ExpertSource& source) {
   const LayerLayout& l = layout_;
+  if (l.traits.gated) check_source(l.gate_up, source.gate, "gate");
+  check_source(l.gate_up, source.up, "up");
+  check_source(l.down, source.down, "down");
   std::byte* gate_up = writable(expert);
   std::byte* down = gate_up + l.gate_up.bytes();
   Context::Session session(context);

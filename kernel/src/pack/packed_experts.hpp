@@ -20,6 +20,11 @@ struct WeightView {
   std::ptrdiff_t channel_stride = 0;
   std::ptrdiff_t input_stride = 1;
   const float* bias = nullptr;  // one a channel, for biased layers
+  // Weights that come quantised: `data` holds the int8 values, whatever dtype says, of a grouped matrix with these
+  // scales (and minimums), fp32, one a group, `scale_stride` apart between channels.
+  const float* scales = nullptr;
+  const float* minimums = nullptr;
+  std::ptrdiff_t scale_stride = 0;
 };
 
 struct ExpertSource {
@@ -39,8 +44,9 @@ class PackedExperts {
   const std::byte* data() const { return data_; }
   bool mapped() const { return file_.has_value(); }
 
-  // Quantises one expert on the context's threads; `table` serves only speed: the bytes are the same for every tier.
-  // Throws WeightsValueError for a NaN or infinite weight, and the expert must then not be used.
+  // Quantises one expert, or lays out what comes quantised, on the context's threads; `table` serves only speed: the
+  // bytes are the same for every tier. Throws WeightsValueError for a NaN or infinite weight, and for quantised ones
+  // that are not what the layout's traits say, and the expert must then not be used.
   void pack(Context& context, const TierTable& table, std::size_t expert, const ExpertSource& source);
 
   // Takes over one expert's packed bytes, as an equal layout wrote them: exactly `layout().expert_bytes`, else throws.

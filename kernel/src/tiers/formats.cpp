@@ -13,7 +13,7 @@ constexpr NamedFormat kFormats[] = {
     {Format::kFp8, "FP8", &TierTable::fp8},
 };
 
-constexpr std::string_view kLevels[] = {"int4", "uint4", "e2m1", "int8"};
+constexpr std::string_view kLevels[] = {"int4", "uint4", "e2m1", "int8", "normal4"};
 
 }  // namespace
 
@@ -42,7 +42,20 @@ Levels parse_levels(std::string_view name) {
   for (std::size_t i = 0; i < std::size(kLevels); ++i) {
     if (kLevels[i] == name) return static_cast<Levels>(i);
   }
-  throw Error("unknown levels " + std::string(name) + "; levels: int4, uint4, e2m1, int8");
+  throw Error("unknown levels " + std::string(name) + "; levels: int4, uint4, e2m1, int8, normal4");
+}
+
+bool is_grouped(Format format) {
+  return format == Format::kInt4 || format == Format::kInt8Grouped;
+}
+
+MatrixTraits default_traits(Format format) {
+  MatrixTraits traits{.format = format};
+  if (!is_grouped(format)) return traits;
+  traits.group = 32;
+  traits.levels = format == Format::kInt4 ? Levels::kNormal4 : Levels::kInt8;
+  traits.scales = DType::kBf16;  // fp32's range: no scale is too small for it
+  return traits;
 }
 
 const FormatTable& functions_of(const TierTable& table, Format format) {

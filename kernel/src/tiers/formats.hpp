@@ -20,9 +20,15 @@ std::string_view format_name(Format format);
 // Throws Error that lists the formats.
 Format parse_format(std::string_view name);
 
-// "int4", "uint4", "e2m1", "int8".
+// "int4", "uint4", "e2m1", "int8", "normal4".
 std::string_view levels_name(Levels levels);
 Levels parse_levels(std::string_view name);
+
+// Formats of scaled groups: INT4, INT8_GROUPED.
+bool is_grouped(Format format);
+
+// What weights that come as floats become.
+MatrixTraits default_traits(Format format);
 
 // Null pointers where the tier lacks the format.
 const FormatTable& functions_of(const TierTable& table, Format format);

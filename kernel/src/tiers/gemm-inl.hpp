@@ -3,9 +3,9 @@
 // A micro kernel type has: Sum (std::int32_t or float), kRows (most rows a call takes) and
 //   static void run(const char* rows, std::size_t row_stride, std::size_t m, const char* block, std::size_t ahead,
 //                   std::size_t k_padded, Sum* sums)
-// which leaves m x 32 sums, m <= kRows. A row's sums must not depend on m or on its neighbours. While it computes it
-// prefetches the block `ahead` bytes on, so that memory and arithmetic overlap (past the last block that is a harmless
-// hint).
+// which leaves m x 32 sums, m <= kRows; that of grouped weights takes a `const MatrixTraits&` first. A row's sums must
+// not depend on m or on its neighbours. While it computes it prefetches the block `ahead` bytes on, so that memory and
+// arithmetic overlap (past the last block that is a harmless hint).
 
 // Hands out a range of cache lines evenly over a computation: a burst would fill the core's miss buffers and stall it.
 class Prefetcher {
@@ -51,8 +51,12 @@ inline void for_each_row(const GemmCall& call, const Epilogue& epilogue) {
     for (std::size_t first = 0; first < call.m; first += Micro::kRows) {
       const std::size_t rows = call.m - first < Micro::kRows ? call.m - first : Micro::kRows;
       alignas(64) typename Micro::Sum sums[Micro::kRows * kBlockChannels];
-      Micro::run(static_cast<const char*>(call.rows) + first * call.row_stride, call.row_stride, rows, block,
-                 call.block_bytes, call.k_padded, sums);
+      const char* x = static_cast<const char*>(call.rows) + first * call.row_stride;
+      if constexpr (requires { Micro::run(*call.traits, x, 0, 0, block, 0, 0, sums); }) {
+        Micro::run(*call.traits, x, call.row_stride, rows, block, call.block_bytes, call.k_padded, sums);
+      } else {
+        Micro::run(x, call.row_stride, rows, block, call.block_bytes, call.k_padded, sums);
+      }
       for (std::size_t r = 0; r < rows; ++r) epilogue(sums + r * kBlockChannels, block, b, first + r);
     }
   }

@@ -12,9 +12,9 @@ namespace kt {
 enum class Format : int { kInt8, kBf16, kInt4, kInt8Grouped, kFp8 };
 enum class DType : int { kF32, kBf16, kF16 };
 
-// The whole numbers that the weights of a grouped matrix are multiples of: -8…7, 0…15, twice the values of FP4 e2m1, or
-// -128…127.
-enum class Levels : int { kInt4, kUint4, kE2m1, kInt8 };
+// The whole numbers that the weights of a grouped matrix are multiples of: -8…7, 0…15, twice the values of FP4 e2m1,
+// -128…127, or 16 that lie as normally distributed weights do (tiers/grouped-layout-inl.hpp).
+enum class Levels : int { kInt4, kUint4, kE2m1, kInt8, kNormal4 };
 
 // How one weight matrix is kept. A layer's two may differ: GGUF files mix.
 struct MatrixTraits {

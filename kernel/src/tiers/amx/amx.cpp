@@ -19,6 +19,11 @@ namespace {
 #include "tiers/avx512_bf16/rows-inl.hpp"
 #include "tiers/amx/tiles-inl.hpp"
 #include "tiers/amx/bf16-inl.hpp"
+#include "tiers/grouped-layout-inl.hpp"
+#include "tiers/grouped-rows-inl.hpp"
+#include "tiers/avx512/bytes-inl.hpp"
+#include "tiers/avx512_vnni/grouped-dots-inl.hpp"
+#include "tiers/grouped-inl.hpp"
 
 // Rows of an expert from which tiles are used; below, configuring them and loading whole tiles of weights costs more
 // than the products save. Measured on one core of a Xeon with AMX, K = 2048, weights in L2, vectors / tiles in GOP/s:
@@ -57,6 +62,9 @@ void bf16_down(const GemmCall& call) {
 constexpr TierTable kTable = {
     .int8 = {spread_int8_row_bytes, encode_offset_row, int8_gate_up, int8_down},
     .bf16 = {spread_bf16_row_bytes, encode_bf16_row, bf16_gate_up, bf16_down},
+    .int4 = {grouped_row_bytes, encode_grouped_row<nibble_offset>, gate_up<Int4Micro>, down<Int4Micro>},
+    .int8_grouped = {grouped_row_bytes, encode_grouped_row<int8_offset>, gate_up<GroupedInt8Micro>,
+                     down<GroupedInt8Micro>},
     .combine = combine,
     .rotate = rotate,
     .quantize = quantize,

@@ -16,10 +16,18 @@ namespace {
 #include "tiers/avx2/widen-inl.hpp"
 #include "tiers/avx2/int8-inl.hpp"
 #include "tiers/avx2/bf16-inl.hpp"
+#include "tiers/grouped-layout-inl.hpp"
+#include "tiers/grouped-rows-inl.hpp"
+#include "tiers/avx2/bytes-inl.hpp"
+#include "tiers/avx2/grouped-dots-inl.hpp"
+#include "tiers/grouped-inl.hpp"
 
 constexpr TierTable kTable = {
     .int8 = {int8_wide_row_bytes, encode_int8_wide_row, gate_up<Int8Micro>, down<Int8Micro>},
     .bf16 = {bf16_row_bytes, encode_bf16_row, gate_up<Bf16Micro>, down<Bf16Micro>},
+    .int4 = {grouped_row_bytes, encode_grouped_row<nibble_offset>, gate_up<Int4Micro>, down<Int4Micro>},
+    .int8_grouped = {grouped_row_bytes, encode_grouped_row<no_offset>, gate_up<GroupedInt8Micro>,
+                     down<GroupedInt8Micro>},
     .combine = combine,
     .rotate = rotate,
     .quantize = quantize,

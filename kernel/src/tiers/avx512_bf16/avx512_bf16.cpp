@@ -17,6 +17,11 @@ namespace {
 #include "tiers/avx512/rows-inl.hpp"
 #include "tiers/avx512_vnni/int8-inl.hpp"
 #include "tiers/avx512_bf16/rows-inl.hpp"
+#include "tiers/grouped-layout-inl.hpp"
+#include "tiers/grouped-rows-inl.hpp"
+#include "tiers/avx512/bytes-inl.hpp"
+#include "tiers/avx512_vnni/grouped-dots-inl.hpp"
+#include "tiers/grouped-inl.hpp"
 
 // vdpbf16ps adds a pair of products a lane; each sum is one chain over ascending K whatever the number of rows.
 struct Bf16DotTile {
@@ -57,6 +62,9 @@ using Bf16Micro = RowsOf<Bf16DotTile>;
 constexpr TierTable kTable = {
     .int8 = {int8_row_bytes, encode_offset_row, gate_up<Int8Micro>, down<Int8Micro>},
     .bf16 = {bf16_row_bytes, encode_bf16_row, gate_up<Bf16Micro>, down<Bf16Micro>},
+    .int4 = {grouped_row_bytes, encode_grouped_row<nibble_offset>, gate_up<Int4Micro>, down<Int4Micro>},
+    .int8_grouped = {grouped_row_bytes, encode_grouped_row<int8_offset>, gate_up<GroupedInt8Micro>,
+                     down<GroupedInt8Micro>},
     .combine = combine,
     .rotate = rotate,
     .quantize = quantize,

@@ -17,6 +17,11 @@ namespace {
 #include "tiers/avx512/rows-inl.hpp"
 #include "tiers/avx512/bf16-inl.hpp"
 #include "tiers/avx512_vnni/int8-inl.hpp"
+#include "tiers/grouped-layout-inl.hpp"
+#include "tiers/grouped-rows-inl.hpp"
+#include "tiers/avx512/bytes-inl.hpp"
+#include "tiers/avx512_vnni/grouped-dots-inl.hpp"
+#include "tiers/grouped-inl.hpp"
 
 using Int8Micro = RowsOf<Int8DotTile>;
 using Bf16Micro = RowsOf<Bf16WideTile>;
@@ -24,6 +29,9 @@ using Bf16Micro = RowsOf<Bf16WideTile>;
 constexpr TierTable kTable = {
     .int8 = {int8_row_bytes, encode_offset_row, gate_up<Int8Micro>, down<Int8Micro>},
     .bf16 = {bf16_wide_row_bytes, encode_bf16_wide_row, gate_up<Bf16Micro>, down<Bf16Micro>},
+    .int4 = {grouped_row_bytes, encode_grouped_row<nibble_offset>, gate_up<Int4Micro>, down<Int4Micro>},
+    .int8_grouped = {grouped_row_bytes, encode_grouped_row<int8_offset>, gate_up<GroupedInt8Micro>,
+                     down<GroupedInt8Micro>},
     .combine = combine,
     .rotate = rotate,
     .quantize = quantize,

@@ -101,9 +101,18 @@ struct Int8Micro {
   }
 };
 
+#include "tiers/grouped-layout-inl.hpp"
+#include "tiers/grouped-rows-inl.hpp"
+#include "tiers/avx2/bytes-inl.hpp"
+#include "tiers/avx_vnni/grouped-dots-inl.hpp"
+#include "tiers/grouped-inl.hpp"
+
 constexpr TierTable kTable = {
     .int8 = {int8_row_bytes, encode_offset_row, gate_up<Int8Micro>, down<Int8Micro>},
     .bf16 = {bf16_row_bytes, encode_bf16_row, gate_up<Bf16Micro>, down<Bf16Micro>},
+    .int4 = {grouped_row_bytes, encode_grouped_row<nibble_offset>, gate_up<Int4Micro>, down<Int4Micro>},
+    .int8_grouped = {grouped_row_bytes, encode_grouped_row<int8_offset>, gate_up<GroupedInt8Micro>,
+                     down<GroupedInt8Micro>},
     .combine = combine,
     .rotate = rotate,
     .quantize = quantize,

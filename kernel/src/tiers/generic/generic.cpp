@@ -157,9 +157,15 @@ void encode_bf16_row(const void* x, DType dtype, std::size_t k, std::size_t k_pa
   for (std::size_t i = 0; i < k; ++i) out[i] = bf16_to_float(float_to_bf16(out[i]));
 }
 
+#include "tiers/grouped-layout-inl.hpp"
+#include "tiers/grouped-rows-inl.hpp"
+#include "tiers/generic/grouped-inl.hpp"
+
 constexpr TierTable kTable = {
     .int8 = {int8_row_bytes, encode_int8_row, gate_up<Int8Micro>, down<Int8Micro>},
     .bf16 = {bf16_row_bytes, encode_bf16_row, gate_up<Bf16Micro>, down<Bf16Micro>},
+    .int4 = {grouped_row_bytes, encode_grouped_row<no_offset>, gate_up<GroupedMicro>, down<GroupedMicro>},
+    .int8_grouped = {grouped_row_bytes, encode_grouped_row<no_offset>, gate_up<GroupedMicro>, down<GroupedMicro>},
     .combine = combine,
     .rotate = rotate,
     .quantize = quantize,

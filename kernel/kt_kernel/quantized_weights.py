@@ -1,0 +1,207 @@
+"""Experts that come quantised: checked against the config, and packed in the format that holds them exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kt_kernel import _ext
+from kt_kernel.config import MoEConfig
+from kt_kernel.errors import WeightsError, translated
+from kt_kernel.layer_formats import LayerFormats, MatrixFormat
+from kt_kernel.quantized import GROUPS, LEVELS, Fp8Matrix, GroupedMatrix
+
+__all__ = ["QuantizedExperts", "holds_quantized", "open_quantized", "pack_quantized"]
+
+_WEIGHTS = ("gate_proj", "up_proj", "down_proj")
+
+_Places = tuple[int, int, int, int, int]
+
+
+@dataclass(frozen=True)
+class QuantizedExperts:
+    """One matrix an expert and projection, read when it is taken; biases (E, channels) fp32."""
+
+    config: MoEConfig
+    projections: Mapping[str, Sequence[GroupedMatrix]]
+    biases: Mapping[str, NDArray[np.float32]]
+
+    @property
+    def gated(self) -> bool:
+        return "gate_proj" in self.projections
+
+    def expert(self, index: int) -> dict[str, GroupedMatrix]:
+        """Checked. Raises `WeightsError` that names the expert and the projection."""
+        shapes = _shapes(self.config)
+        return {
+            name: _checked(matrices[index], f"expert {index}, {name}", shapes[name])
+            for name, matrices in self.projections.items()
+        }
+
+
+def holds_quantized(weights: object) -> bool:
+    """Whether a weights argument is a dictionary of quantised matrices, one for each expert."""
+    if not isinstance(weights, Mapping):
+        return False
+    values = [value for name, value in weights.items() if name in _WEIGHTS]
+    return any(isinstance(value, Sequence) and len(value) > 0 for value in values)
+
+
+def open_quantized(weights: Mapping[str, Any], config: MoEConfig, gated: bool) -> QuantizedExperts:
+    """Raises `WeightsError` for projections that are missing, too many, or not one matrix for each expert."""
+    wanted = set(_WEIGHTS) if gated else {"up_proj", "down_proj"}
+    allowed = wanted | {f"{name}_bias" for name in wanted}
+    if extra := sorted(str(name) for name in weights if name not in allowed):
+        raise WeightsError(f"quantised weights: {', '.join(extra)} beside {', '.join(sorted(wanted))}: leave them out")
+    if missing := sorted(wanted - weights.keys()):
+        raise WeightsError(f"quantised weights: no {', '.join(missing)}")
+    for name in wanted:
+        value = weights[name]
+        if not isinstance(value, Sequence) or len(value) != config.expert_num:
+            has = len(value) if isinstance(value, Sequence) else type(value).__name__
+            raise WeightsError(
+                f"quantised weights: {name} is one GroupedMatrix for each of the {config.expert_num} experts, got {has}"
+            )
+    biases = {
+        name: _bias(weights.get(f"{name}_bias"), name, (config.expert_num, _shapes(config)[name][0]))
+        for name in _WEIGHTS
+        if name in wanted and any(f"{each}_bias" in weights for each in wanted)
+    }
+    return QuantizedExperts(config, {name: weights[name] for name in _WEIGHTS if name in wanted}, biases)
+
+
+def pack_quantized(experts: QuantizedExperts, context: _ext.Context) -> _ext.PackedExperts:
+    """Lays out every expert on its own grid; no value changes.
+
+    Scales are kept in 16 bits where the first expert's fit; should a later one's not, packing begins again with what
+    holds both. Raises `WeightsError` that names expert, projection and place.
+    """
+    first = experts.expert(0)
+    formats = _formats(first)
+    while True:
+        packed = _allocate(experts, formats)
+        for index in range(experts.config.expert_num):
+            matrices = first if index == 0 else experts.expert(index)
+            needed = _widened(formats, _formats(matrices), index)
+            if needed != formats:
+                formats = needed
+                break
+            _pack_one(packed, context, experts, index, matrices)
+        else:
+            return packed
+
+
+def _allocate(experts: QuantizedExperts, formats: LayerFormats) -> _ext.PackedExperts:
+    config = experts.config
+    sizes = config.expert_num, config.hidden_size, config.intermediate_size
+    return formats.allocate(*sizes, rotate=False, gated=experts.gated, biased=bool(experts.biases))
+
+
+def _pack_one(
+    packed: _ext.PackedExperts,
+    context: _ext.Context,
+    experts: QuantizedExperts,
+    index: int,
+    matrices: Mapping[str, GroupedMatrix],
+) -> None:
+    # Held here so that the addresses stay good.
+    arrays = {name: _arrays(matrix) for name, matrix in matrices.items()}
+    places = {name: _place(*each) for name, each in arrays.items()}
+    biases = [experts.biases[name][index].ctypes.data if name in experts.biases else 0 for name in _WEIGHTS]
+    with translated(f"quantised weights, expert {index}"):
+        packed.pack_quantized_expert(
+            context, index, places.get("gate_proj"), places["up_proj"], places["down_proj"], *biases
+        )
+
+
+_Arrays = tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.float32] | None]
+
+
+def _arrays(matrix: GroupedMatrix) -> _Arrays:
+    minimums = None if matrix.minimums is None else np.ascontiguousarray(matrix.minimums)
+    return np.ascontiguousarray(matrix.values), np.ascontiguousarray(matrix.scales), minimums
+
+
+def _place(values: NDArray[np.int8], scales: NDArray[np.float32], minimums: NDArray[np.float32] | None) -> _Places:
+    third = 0 if minimums is None else minimums.ctypes.data
+    return values.ctypes.data, scales.ctypes.data, third, values.shape[1], scales.shape[1]
+
+
+def _shapes(config: MoEConfig) -> dict[str, tuple[int, int]]:
+    wide = (config.intermediate_size, config.hidden_size)
+    return {"gate_proj": wide, "up_proj": wide, "down_proj": (wide[1], wide[0])}
+
+
+def _checked(matrix: object, where: str, shape: tuple[int, int]) -> GroupedMatrix:
+    if isinstance(matrix, Fp8Matrix):
+        raise WeightsError(f"quantised weights: {where} is FP8, which is not packed as it is; pass its floats")
+    if not isinstance(matrix, GroupedMatrix):
+        raise WeightsError(
+            f"quantised weights: {where} is {type(matrix).__name__}, not a GroupedMatrix; a layer is all quantised or "
+            "all floats: pass .dequantize() of the others"
+        )
+    groups = -(-shape[1] // matrix.group) if matrix.group in GROUPS else 0
+    if groups == 0:
+        raise WeightsError(f"quantised weights: {where} has groups of {matrix.group}; the kernel has {GROUPS}")
+    if matrix.levels not in LEVELS:
+        raise WeightsError(f"quantised weights: {where} has levels {matrix.levels!r}; the kernel has {list(LEVELS)}")
+    for name, array, dtype, expected in (
+        ("values", matrix.values, np.int8, shape),
+        ("scales", matrix.scales, np.float32, (shape[0], groups)),
+        ("minimums", matrix.minimums, np.float32, (shape[0], groups)),
+    ):
+        if array is not None and (array.dtype != dtype or array.shape != expected):
+            raise WeightsError(
+                f"quantised weights: {name} of {where} are {array.dtype} {array.shape}; the config makes them "
+                f"{np.dtype(dtype)} {expected}"
+            )
+    return matrix
+
+
+def _bias(value: object, name: str, shape: tuple[int, int]) -> NDArray[np.float32]:
+    """A projection without one gets zeros, which change no sum."""
+    if value is None:
+        return np.zeros(shape, np.float32)
+    bias = np.ascontiguousarray(value, dtype=np.float32)
+    if bias.shape != shape:
+        raise WeightsError(f"quantised weights: {name}_bias has shape {bias.shape}; the config makes it {shape}")
+    return bias
+
+
+def _formats(matrices: Mapping[str, GroupedMatrix]) -> LayerFormats:
+    each = {name: _format(matrix) for name, matrix in matrices.items()}
+    gate_up = each["up_proj"]
+    if "gate_proj" in each:
+        gate_up = _both(each["gate_proj"], gate_up, "gate_proj and up_proj of one expert")
+    return LayerFormats(gate_up, each["down_proj"])
+
+
+def _format(matrix: GroupedMatrix) -> MatrixFormat:
+    name = "INT8_GROUPED" if matrix.levels == "int8" else "INT4"
+    numbers = matrix.scales if matrix.minimums is None else np.concatenate((matrix.scales, matrix.minimums))
+    return MatrixFormat(name, matrix.group, matrix.levels, matrix.minimums is not None, _narrowest(numbers))
+
+
+def _narrowest(numbers: NDArray[np.float32]) -> str:
+    """The first dtype that holds all of them. (NaN fits none; packing says where it is.)"""
+    with np.errstate(over="ignore"):
+        if bool((numbers.astype(np.float16).astype(np.float32) == numbers).all()):
+            return "float16"
+    # bf16 is fp32 without its lower half.
+    return "bfloat16" if not (np.ascontiguousarray(numbers).view(np.uint32) & 0xFFFF).any() else "float32"
+
+
+def _both(a: MatrixFormat, b: MatrixFormat, what: str) -> MatrixFormat:
+    """What holds matrices of either format; they may differ in the dtype of scales alone."""
+    if replace(a, scales=b.scales) != b:
+        raise WeightsError(f"quantised weights: {what} differ in levels, groups or minimums ({a}, {b})")
+    return a if a.scales == b.scales else replace(a, scales="float32")
+
+
+def _widened(formats: LayerFormats, other: LayerFormats, index: int) -> LayerFormats:
+    what = f"expert {index} and those before it"
+    return LayerFormats(_both(formats.gate_up, other.gate_up, what), _both(formats.down, other.down, what))

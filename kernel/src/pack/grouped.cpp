@@ -1,0 +1,150 @@
+#include "pack/grouped.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "error.hpp"
+#include "pack/group_search.hpp"
+
+namespace kt {
+namespace {
+
+#include "tiers/scalar-inl.hpp"
+#include "tiers/grouped-layout-inl.hpp"
+#include "pack/scales-inl.hpp"
+
+// The byte that holds input k of a group's channel, and whether in its high half.
+struct Place {
+  std::size_t byte;
+  bool high;
+};
+
+Place place_of(const MatrixTraits& traits, std::size_t channel, std::size_t k) {
+  const std::size_t panel = channel / kPanelChannels * group_panel_bytes(traits) + channel % kPanelChannels * 4;
+  if (traits.format == Format::kInt8Grouped) return {panel + k / 4 * kRowBytes + k % 4, false};
+  return {panel + k / 8 * kRowBytes + k % 4, k % 8 >= 4};
+}
+
+// 16 for a value that is none of the levels.
+unsigned code_of(Levels levels, int value) {
+  for (unsigned code = 0; code < 16; ++code) {
+    if (nibble_value(levels, code) == value) return code;
+  }
+  return 16;
+}
+
+void put(const MatrixTraits& traits, std::byte* group, std::size_t channel, const std::int8_t* values, GroupScale g) {
+  for (std::size_t k = 0; k < traits.group; ++k) {
+    const Place place = place_of(traits, channel, k);
+    std::byte& byte = group[place.byte];
+    if (traits.format == Format::kInt8Grouped) {
+      byte = static_cast<std::byte>(values[k]);
+    } else {
+      const auto code = static_cast<std::byte>(code_of(traits.levels, values[k]));
+      byte = place.high ? (byte & std::byte{0x0f}) | code << 4 : (byte & std::byte{0xf0}) | code;
+    }
+  }
+  std::byte* scales = group + 2 * group_panel_bytes(traits);
+  write_scale(scales, traits.scales, channel, g.scale);
+  if (traits.minimums) write_scale(scales + group_scales_bytes(traits), traits.scales, channel, g.minimum);
+}
+
+std::string place_text(const char* name, const char* what, std::size_t channel, std::size_t index, const char* of) {
+  return std::string(name) + " " + what + " of channel " + std::to_string(channel) + ", " + of + " " +
+         std::to_string(index);
+}
+
+float checked_scale(const MatrixTraits& traits, const char* name, const char* what, std::size_t channel, std::size_t g,
+                    float scale) {
+  if (!std::isfinite(scale)) {
+    throw WeightsValueError(place_text(name, what, channel, g, "group") + " is " +
+                            (std::isnan(scale) ? "NaN" : "infinite"));
+  }
+  if (narrow_scale(scale, traits.scales) != scale) {
+    throw WeightsValueError(place_text(name, what, channel, g, "group") + " is " + std::to_string(scale) +
+                            ", which the 16-bit type chosen for it does not hold");
+  }
+  return scale;
+}
+
+void check_level(const MatrixTraits& traits, const char* name, std::size_t channel, std::size_t k, int value) {
+  if (traits.format == Format::kInt8Grouped || code_of(traits.levels, value) < 16) return;
+  throw WeightsValueError(place_text(name, "value", channel, k, "input") + " is " + std::to_string(value) +
+                          ", which is none of the levels " + std::string(levels_name(traits.levels)));
+}
+
+}  // namespace
+
+void check_grouped(const MatrixTraits& traits) {
+  const std::string name(format_name(traits.format));
+  constexpr std::size_t kGroups[] = {16, 32, 64, 128};
+  if (std::find(std::begin(kGroups), std::end(kGroups), traits.group) == std::end(kGroups)) {
+    throw Error(name + " has groups of 16, 32, 64 or 128 inputs, not " + std::to_string(traits.group));
+  }
+  if ((traits.format == Format::kInt8Grouped) != (traits.levels == Levels::kInt8)) {
+    throw Error(name + " does not hold the levels " + std::string(levels_name(traits.levels)));
+  }
+}
+
+std::size_t grouped_block_bytes(const MatrixTraits& traits, std::size_t k_padded) {
+  return k_padded / traits.group * group_bytes(traits);
+}
+
+void pack_grouped(const MatrixLayout& matrix, const float* row, std::int8_t* values, std::byte* block,
+                  std::size_t channel) {
+  const MatrixTraits& traits = matrix.traits;
+  // Weights and activations are both multiplied by the unnormalised H: the scale takes it back (a power of two).
+  const float rotation = static_cast<float>(traits.rotation == 0 ? 1 : traits.rotation);
+  for (std::size_t g = 0; g < matrix.k_padded / traits.group; ++g) {
+    GroupScale chosen = choose_group(traits, row + g * traits.group, values);
+    chosen = {chosen.scale / rotation, chosen.minimum / rotation};
+    put(traits, block + g * group_bytes(traits), channel, values, chosen);
+  }
+}
+
+void pack_grouped_source(const MatrixLayout& matrix, const WeightView& source, const char* name,
+                         std::size_t source_channel, std::byte* block, std::size_t channel) {
+  const MatrixTraits& traits = matrix.traits;
+  const auto* values = static_cast<const std::int8_t*>(source.data) +
+                       static_cast<std::ptrdiff_t>(source_channel) * source.channel_stride;
+  const std::ptrdiff_t scales = static_cast<std::ptrdiff_t>(source_channel) * source.scale_stride;
+  for (std::size_t g = 0; g < matrix.k_padded / traits.group; ++g) {
+    std::int8_t group[128] = {};
+    for (std::size_t k = g * traits.group; k < std::min((g + 1) * traits.group, matrix.inputs); ++k) {
+      const std::int8_t value = values[static_cast<std::ptrdiff_t>(k) * source.input_stride];
+      check_level(traits, name, source_channel, k, value);
+      group[k % traits.group] = value;
+    }
+    GroupScale scale;
+    if (g * traits.group < matrix.inputs) {
+      const auto i = scales + static_cast<std::ptrdiff_t>(g);
+      scale.scale = checked_scale(traits, name, "scale", source_channel, g, source.scales[i]);
+      if (traits.minimums) {
+        scale.minimum = checked_scale(traits, name, "minimum", source_channel, g, source.minimums[i]);
+      }
+    }
+    put(traits, block + g * group_bytes(traits), channel, group, scale);
+  }
+}
+
+void unpack_grouped(const MatrixLayout& matrix, const std::byte* block, std::size_t channel, float* row) {
+  const MatrixTraits& traits = matrix.traits;
+  for (std::size_t g = 0; g < matrix.k_padded / traits.group; ++g) {
+    const std::byte* group = block + g * group_bytes(traits);
+    const std::byte* scales = group + 2 * group_panel_bytes(traits);
+    const float scale = read_scale(scales, traits.scales, channel);
+    for (std::size_t k = 0; k < traits.group; ++k) {
+      const Place place = place_of(traits, channel, k);
+      const auto byte = static_cast<unsigned>(group[place.byte]);
+      const int value = traits.format == Format::kInt8Grouped
+                            ? static_cast<std::int8_t>(byte)
+                            : nibble_value(traits.levels, place.high ? byte >> 4 : byte & 15);
+      float weight = static_cast<float>(value) * scale;
+      if (traits.minimums) weight += read_scale(scales + group_scales_bytes(traits), traits.scales, channel);
+      row[g * traits.group + k] = weight;
+    }
+  }
+}
+
+}  // namespace kt
