@@ -177,6 +177,9 @@ class CheckpointModule:
             del filled
             part, filled = next(self._reads)
 
+    def quantized(self, spec: ExpertsSpec) -> None:
+        """A checkpoint's experts are floats, those of a quantised one once they are decoded."""
+
     def experts(self, spec: ExpertsSpec) -> Mapping[str, LazyStack]:
         """Raises `CheckpointError` when the files no longer hold what they held."""
         window = _Window(self._reads, spec)

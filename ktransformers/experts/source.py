@@ -27,6 +27,12 @@ class ModuleWeights(Protocol):
         """
         ...
 
+    def quantized(self, spec: ExpertsSpec) -> Mapping[str, Any] | None:
+        """The same in the numbers that are stored: a matrix of `kt_kernel.quantized` for each expert and projection,
+        read when it is packed, and biases. None for a source of floats.
+        """
+        ...
+
 
 class WeightsSource(Protocol):
     """The weights of a model's modules, read while it loads."""

@@ -8,8 +8,10 @@ import dataclasses
 import torch
 from torch import nn
 
-from kt_kernel import GateFormula, MoEWrapper
+from kt_kernel import GateFormula, MoEWrapper, parse_backend
+from kt_kernel.backends import AUTO
 from ktransformers.experts import ExpertsSpec, ModuleWeights, layer_weights
+from ktransformers.log import warn_once
 from ktransformers.operators.overlap import Completion, DeferredTensor
 from ktransformers.operators.transport import HostBatch, Transport, transport_for
 
@@ -44,6 +46,7 @@ class KExpertsCPU:
         }
         self._spec = spec
         self._norm: nn.Module | None = None
+        self._backend = backend
         gate = GateFormula(**dataclasses.asdict(spec.gate))
         self.wrapper = MoEWrapper(config, backend=backend, rotate=rotate, threads=threads, strict=strict, gate=gate)
 
@@ -68,8 +71,21 @@ class KExpertsCPU:
         self.wrapper.load_weights(layer_weights(module, self._spec).named())
 
     def load_from(self, weights: ModuleWeights) -> None:
-        """Quantises and packs expert by expert, as they are read. For experts whose outputs are not normalised."""
+        """Packs expert by expert, as they are read. For experts whose outputs are not normalised.
+
+        Weights that are stored quantised keep their numbers where no other format was asked for; else they are decoded
+        and quantised a second time, which is said.
+        """
+        stored = weights.quantized(self._spec)
+        if stored is not None and parse_backend(self._backend) == AUTO:
+            self.wrapper.load_weights(stored)
+            return
         self.wrapper.load_weights(weights.experts(self._spec))
+        if stored is not None and self.wrapper.format != "BF16":
+            warn_once(
+                f"{self.wrapper.backend}: the file's quantised experts are quantised a second time, to "
+                f"{self.wrapper.format}; backend auto keeps their own numbers."
+            )
 
     def forward(
         self,

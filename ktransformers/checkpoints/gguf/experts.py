@@ -11,10 +11,11 @@ import torch
 from kt_kernel.gguf import BLOCK_TYPES
 from kt_kernel.quantized import GroupedMatrix
 from ktransformers.checkpoints.gguf.checkpoint import GgufCheckpoint
+from ktransformers.checkpoints.gguf.grids import Grid, common_grid, on_grid
 from ktransformers.checkpoints.gguf.header import TensorInfo
 from ktransformers.experts import ExpertsSpec
 
-__all__ = ["BlockExperts", "ExpertTensor", "find_experts"]
+__all__ = ["PROJECTIONS", "BlockExperts", "ExpertTensor", "GroupedExperts", "find_experts"]
 
 PROJECTIONS = ("gate", "up", "down")
 
@@ -31,11 +32,6 @@ class ExpertTensor:
     def shape(self) -> tuple[int, ...]:
         stored = self.tensor.shape if self.part is None else self.tensor.shape[1:]
         return (len(range(*self.rows.indices(stored[0]))), *stored[1:])
-
-    @property
-    def is_grouped(self) -> bool:
-        """Whether the numbers can be had as they are stored, in groups."""
-        return self.tensor.type in BLOCK_TYPES
 
 
 @dataclass(frozen=True)
@@ -68,12 +64,24 @@ class BlockExperts:
         entry = self.matrices[projection][expert]
         return self.checkpoint.read(entry.tensor, entry.part, dtype=dtype)[entry.rows]
 
-    def grouped(self, projection: str, expert: int) -> GroupedMatrix:
-        """The same in the file's own whole numbers and scales, where `is_grouped`."""
+    def grids(self) -> dict[str, Grid] | None:
+        """By projection, the grid on which all experts' numbers lie as they are stored; gate and up share one. None
+        where some are floats or of types that have no grid.
+        """
+        types = {p: {entry.tensor.type for entry in experts} for p, experts in self.matrices.items()}
+        if not all(kinds <= BLOCK_TYPES.keys() for kinds in types.values()):
+            return None
+        first = types.get("gate", set()) | types["up"]
+        found = {"gate": common_grid(first), "up": common_grid(first), "down": common_grid(types["down"])}
+        return {projection: found[projection] for projection in types}
+
+    def grouped(self, projection: str, expert: int, grid: Grid) -> GroupedMatrix:
+        """The numbers that are stored, on a grid of `grids()`."""
         entry = self.matrices[projection][expert]
         whole = self.checkpoint.unpack(entry.tensor, entry.part)
         minimums = None if whole.minimums is None else whole.minimums[entry.rows]
-        return GroupedMatrix(whole.values[entry.rows], whole.scales[entry.rows], whole.group, whole.levels, minimums)
+        rows = GroupedMatrix(whole.values[entry.rows], whole.scales[entry.rows], whole.group, whole.levels, minimums)
+        return on_grid(rows, grid)
 
     def bias(self, projection: str) -> torch.Tensor:
         """float32 (E, channels)."""
@@ -130,9 +138,10 @@ def _parts(tensor: TensorInfo, rows: slice) -> list[ExpertTensor]:
 class GroupedExperts(Sequence[GroupedMatrix]):
     """One projection of all experts, each unpacked when it is taken."""
 
-    def __init__(self, experts: BlockExperts, projection: str) -> None:
+    def __init__(self, experts: BlockExperts, projection: str, grid: Grid) -> None:
         self._experts = experts
         self._projection = projection
+        self._grid = grid
 
     def __len__(self) -> int:
         return len(self._experts.matrices[self._projection])
@@ -142,4 +151,4 @@ class GroupedExperts(Sequence[GroupedMatrix]):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not 0 <= index < len(self):
             raise IndexError(index)
-        return self._experts.grouped(self._projection, index)
+        return self._experts.grouped(self._projection, index, self._grid)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from kt_kernel.checkpoint import LazyStack
-from ktransformers.checkpoints.gguf.experts import PROJECTIONS, BlockExperts
+from ktransformers.checkpoints.gguf.experts import PROJECTIONS, BlockExperts, GroupedExperts
 from ktransformers.experts import ExpertsSpec, layer_weights, weight_shapes
 
 __all__ = ["ExpertsModule"]
@@ -43,9 +43,7 @@ class ExpertsModule:
                 biases.copy_(self.block.bias(projection))
 
     def experts(self, spec: ExpertsSpec) -> Mapping[str, Any]:
-        """The experts as `kt_kernel.MoEWrapper.load_weights` takes them, each read when it is packed: in the file's own
-        whole numbers and scales where it has such, else as floats.
-        """
+        """The experts as floats, as `kt_kernel.MoEWrapper.load_weights` takes them, each read when it is packed."""
         shapes = weight_shapes(spec)
         stored = {entry.tensor.type for experts in self.block.matrices.values() for entry in experts}
         # What is stored as floats of one type is packed from those; everything else from fp32, so that quantised
@@ -60,6 +58,18 @@ class ExpertsModule:
                 given[f"{projection}_proj_bias"] = LazyStack(
                     shapes[f"{projection}_proj_bias"], _name(dtype), bias.__getitem__
                 )
+        return given
+
+    def quantized(self, spec: ExpertsSpec) -> Mapping[str, Any] | None:
+        """The experts in the file's own whole numbers and scales, each read when it is packed; None where it has
+        floats, or types that have none.
+        """
+        grids = self.block.grids()
+        if grids is None:
+            return None
+        given: dict[str, Any] = {f"{p}_proj": GroupedExperts(self.block, p, grid) for p, grid in grids.items()}
+        if spec.has_bias:
+            given |= {f"{p}_proj_bias": self.block.bias(p).numpy() for p in grids}
         return given
 
     def parameters(self) -> dict[str, Any]:
