@@ -33,6 +33,7 @@ from kt_kernel.errors import (
     WeightsError,
 )
 from kt_kernel.gate import GateFormula
+from kt_kernel.linear import LinearWrapper
 from kt_kernel.wrappers import AMXMoEWrapper, AVX2MoEWrapper, MoEWrapper
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "GateFormula",
     "InputError",
     "KernelError",
+    "LinearWrapper",
     "MoEConfig",
     "MoEWrapper",
     "NotLoadedError",

@@ -237,3 +237,27 @@ def unpack_blocks(
 
 def dequantize_blocks(context: Context, type: str, source: int, bytes: int, out: int, dtype: str) -> None:
     """Into contiguous "float32" or "bfloat16". Releases the GIL."""
+
+class PackedMatrix:
+    """One packed matrix of N channels and K inputs, as an expert's down projection is packed."""
+    def __init__(
+        self, channels: int, inputs: int, traits: MatrixTraits, rotate: bool, biased: bool = False
+    ) -> None: ...
+    channels: int
+    inputs: int
+    traits: MatrixTraits
+    rotated: bool
+    biased: bool
+    nbytes: int
+    def pack(
+        self, context: Context, tier: str, weight: int, strides: tuple[int, int], dtype: str, bias: int = 0
+    ) -> None:
+        """Quantises (N, K) at an address; strides in elements as (channel, input); `bias`: N contiguous fp32 numbers.
+        Releases the GIL."""
+    def unpack(self, weights: int) -> None:
+        """Writes dequantised, un-rotated fp32 (N, K), contiguous."""
+
+class Linear:
+    def __init__(self, context: Context, packed: PackedMatrix, tier: str) -> None: ...
+    def forward(self, rows: int, x: int, x_dtype: str, out: int, out_dtype: str) -> None:
+        """Contiguous x (rows, K) and out (rows, N). Releases the GIL."""

@@ -11,7 +11,7 @@ from kt_kernel.backends import Format
 from kt_kernel.errors import ConfigError, did_you_mean
 from kt_kernel.gate import GateFormula
 
-__all__ = ["MoEConfig"]
+__all__ = ["MoEConfig", "too_many_inputs"]
 
 _REQUIRED = ("expert_num", "hidden_size", "intermediate_size", "max_len", "num_experts_per_tok")
 _OPTIONAL = ("swiglu_alpha", "swiglu_limit")
@@ -83,12 +83,9 @@ class MoEConfig:
 
     def check_format(self, format: Format) -> None:
         """Raises `ConfigError` for sizes beyond what the format computes."""
-        most = _MOST_INPUTS[format]
         sizes = {"hidden_size": self.hidden_size, "intermediate_size": self.intermediate_size}
-        if problems := [f"{name!r} is {size}" for name, size in sizes.items() if size > most]:
-            wider = max(_MOST_INPUTS, key=lambda name: _MOST_INPUTS[name])
-            remedy = f"; a {wider} backend takes up to {_MOST_INPUTS[wider]}" if wider != format else ""
-            raise ConfigError(f"config: {', '.join(problems)}; {format} takes at most {most}{remedy}")
+        if problem := too_many_inputs(format, sizes):
+            raise ConfigError(f"config: {problem}")
 
     def choose_gate(self, override: GateFormula | None) -> GateFormula:
         """`override`, or the config's own. Raises `ConfigError` when both say something."""
@@ -102,6 +99,15 @@ class MoEConfig:
                 "the config: say it in one of the two places"
             )
         return override
+
+
+def too_many_inputs(format: Format, sizes: Mapping[str, int]) -> str:
+    """What is wrong with numbers of inputs beyond what a format computes; "" when nothing is."""
+    most = _MOST_INPUTS[format]
+    problems = [f"{name!r} is {size}" for name, size in sizes.items() if size > most]
+    wider = max(_MOST_INPUTS, key=lambda name: _MOST_INPUTS[name])
+    remedy = f"; a {wider} backend takes up to {_MOST_INPUTS[wider]}" if wider != format else ""
+    return f"{', '.join(problems)}; {format} takes at most {most}{remedy}" if problems else ""
 
 
 def _size(value: object) -> int:

@@ -13,6 +13,7 @@ from kt_kernel.backends import Backend, Family, parse_backend
 from kt_kernel.calls import Pending, prepare
 from kt_kernel.config import MoEConfig
 from kt_kernel.contexts import resolve_threads, shared_context
+from kt_kernel.described import Described
 from kt_kernel.errors import NotLoadedError, WeightsError, translated
 from kt_kernel.gate import GateFormula
 from kt_kernel.layer_formats import ROTATED, LayerFormats
@@ -24,7 +25,7 @@ from kt_kernel.weights import open_weights, pack
 __all__ = ["AMXMoEWrapper", "AVX2MoEWrapper", "MoEWrapper"]
 
 
-class MoEWrapper:
+class MoEWrapper(Described):
     """Runs the experts of one MoE layer on the best tier of this CPU.
 
     Args:
@@ -67,11 +68,6 @@ class MoEWrapper:
         self._moe: _ext.MoE | None = None
 
     @property
-    def tier(self) -> str:
-        """ISA tier that runs, e.g. "avx2"."""
-        return self._tier
-
-    @property
     def format(self) -> str:
         """Format of the packed weights: the backend's, or once weights are loaded that came quantised, the one that
         holds them exactly, such as "INT4" or "INT4+INT8_GROUPED" (gate and up, down).
@@ -79,31 +75,9 @@ class MoEWrapper:
         return self._backend.format if self._packed is None else LayerFormats.of(self._packed).name
 
     @property
-    def rotated(self) -> bool:
-        """Whether weights and activations are rotated before quantising."""
-        return self._rotate
-
-    @property
-    def backend(self) -> str:
-        """The backend that was asked for."""
-        return self._backend.name
-
-    @property
-    def threads(self) -> int:
-        """Worker threads, the caller's own included."""
-        return self._threads
-
-    @property
     def loaded(self) -> bool:
         """Whether `forward` can run."""
         return self._moe is not None
-
-    @property
-    def description(self) -> str:
-        """Who runs: "AMXINT8 → INT8 on avx2, 2 threads"."""
-        rotation = " (not rotated)" if self.format in ROTATED and not self._is_rotated else ""
-        threads = "1 thread" if self._threads == 1 else f"{self._threads} threads"
-        return f"{self.backend} → {self.format}{rotation} on {self.tier}, {threads}"
 
     @property
     def _is_rotated(self) -> bool:

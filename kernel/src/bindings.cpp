@@ -14,6 +14,7 @@
 #include "cpu/topology.hpp"
 #include "error.hpp"
 #include "gguf/decode.hpp"
+#include "linear/linear.hpp"
 #include "moe/moe.hpp"
 #include "pack/packed_experts.hpp"
 #include "tiers/registry.hpp"
@@ -393,6 +394,48 @@ void bind_gguf(py::module_& m) {
       "context"_a, "type"_a, "source"_a, "bytes"_a, "out"_a, "dtype"_a, py::call_guard<py::gil_scoped_release>());
 }
 
+void bind_linear(py::module_& m) {
+  py::class_<PackedMatrix, std::shared_ptr<PackedMatrix>>(m, "PackedMatrix")
+      .def(py::init([](std::size_t channels, std::size_t inputs, const MatrixTraits& traits, bool rotate, bool biased) {
+             return std::make_shared<PackedMatrix>(traits, rotate, biased, channels, inputs);
+           }),
+           "channels"_a, "inputs"_a, "traits"_a, "rotate"_a, "biased"_a = false)
+      .def_property_readonly("channels", &PackedMatrix::channels)
+      .def_property_readonly("inputs", [](const PackedMatrix& p) { return p.layout().inputs; })
+      .def_property_readonly("traits", [](const PackedMatrix& p) { return p.layout().traits; })
+      .def_property_readonly("rotated", [](const PackedMatrix& p) { return p.layout().traits.rotation != 0; })
+      .def_property_readonly("biased", &PackedMatrix::biased)
+      .def_property_readonly("nbytes", [](const PackedMatrix& p) { return p.layout().bytes(); })
+      .def(
+          "pack",
+          [](PackedMatrix& packed, Context& context, const std::string& tier, Address weight, const Strides& strides,
+             const std::string& dtype,
+             Address bias) { packed.pack(context, usable_table(tier), view(weight, strides, dtype, bias), "linear"); },
+          "context"_a, "tier"_a, "weight"_a, "strides"_a, "dtype"_a, "bias"_a = 0,
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "unpack",
+          [](const PackedMatrix& packed, Address weights) {
+            packed.unpack(usable_table("generic"), reinterpret_cast<float*>(weights));
+          },
+          "weights"_a, py::call_guard<py::gil_scoped_release>());
+
+  py::class_<Linear, std::shared_ptr<Linear>>(m, "Linear")
+      .def(
+          py::init([](std::shared_ptr<Context> context, std::shared_ptr<PackedMatrix> packed, const std::string& tier) {
+            return std::make_shared<Linear>(std::move(context), std::move(packed), usable_table(tier));
+          }),
+          "context"_a, "packed"_a, "tier"_a)
+      .def(
+          "forward",
+          [](Linear& linear, std::size_t rows, Address x, const std::string& x_dtype, Address out,
+             const std::string& out_dtype) {
+            linear.forward({rows, reinterpret_cast<const void*>(x), parse_dtype(x_dtype), reinterpret_cast<void*>(out),
+                            parse_dtype(out_dtype)});
+          },
+          "rows"_a, "x"_a, "x_dtype"_a, "out"_a, "out_dtype"_a, py::call_guard<py::gil_scoped_release>());
+}
+
 void bind_errors(py::module_& m) {
   static py::exception<Error> error(m, "KernelError");
   static py::exception<ForkError> fork_error(m, "ForkError", error.ptr());
@@ -425,4 +468,5 @@ PYBIND11_MODULE(_ext, m) {
   kt::bind_packed_experts(m);
   kt::bind_moe(m);
   kt::bind_gguf(m);
+  kt::bind_linear(m);
 }

@@ -18,6 +18,10 @@ std::vector<double> bf16_moe(const Layer& layer, const Batch& batch);
 // every tier must leave.
 std::vector<float> int8_moe(const Layer& layer, const Batch& batch, bool rotate);
 
+// One linear layer the same way: weights (N, inputs), biases (N) or none, x (rows, inputs).
+std::vector<float> int8_linear(const std::vector<float>& weights, const std::vector<float>& biases,
+                               const std::vector<float>& x, std::size_t inputs, bool rotate);
+
 // Root mean square of the difference over that of `expected`; 0 when both are zero.
 double relative_error(const std::vector<float>& got, const std::vector<double>& expected);
 

@@ -118,4 +118,20 @@ std::vector<float> int8_moe(const Layer& layer, const Batch& batch, bool rotated
   return y;
 }
 
+std::vector<float> int8_linear(const std::vector<float>& weights, const std::vector<float>& biases,
+                               const std::vector<float>& x, std::size_t inputs, bool rotated) {
+  std::vector<Quantised> channels;
+  for (std::size_t c = 0; c < weights.size() / inputs; ++c) {
+    channels.push_back(quantise_weights(&weights[c * inputs], inputs, rotated));
+  }
+  std::vector<float> y;
+  for (std::size_t r = 0; r < x.size() / inputs; ++r) {
+    const Quantised row = quantise({&x[r * inputs], &x[r * inputs] + inputs}, rotated);
+    for (std::size_t c = 0; c < channels.size(); ++c) {
+      y.push_back(product(row, channels[c]) + (biases.empty() ? 0.0f : biases[c]));
+    }
+  }
+  return y;
+}
+
 }  // namespace kt::check

@@ -38,8 +38,22 @@ bool can_rotate(Format format) {
   return format == Format::kInt8 || is_grouped(format);
 }
 
-MatrixLayout make_matrix(const MatrixTraits& traits, const LayerTraits& layer, std::size_t inputs, std::size_t channels,
-                         std::size_t per_block) {
+void check_inputs(const MatrixTraits& traits, const char* name, std::size_t inputs) {
+  const std::size_t most = traits.format == Format::kInt8 ? kMaxInt8Inputs : kMost;
+  if (inputs <= most) return;
+  throw Error(std::string(format_name(traits.format)) + " takes at most " + std::to_string(most) +
+              " inputs per channel, got " + name + " " + std::to_string(inputs));
+}
+
+}  // namespace
+
+MatrixLayout make_matrix(const MatrixTraits& traits, const LayerTraits& layer, const char* name, std::size_t inputs,
+                         std::size_t channels, std::size_t per_block) {
+  if (inputs == 0 || channels == 0) {
+    throw Error("a matrix has at least 1 input and 1 channel, got " + std::to_string(inputs) + " and " +
+                std::to_string(channels));
+  }
+  check_inputs(traits, name, inputs);
   MatrixLayout matrix;
   matrix.traits = traits;
   matrix.inputs = inputs;
@@ -48,26 +62,19 @@ MatrixLayout make_matrix(const MatrixTraits& traits, const LayerTraits& layer, s
   matrix.traits.rotation = layer.rotated && can_rotate(traits.format) ? rotation_block(matrix.k_padded) : 0;
   matrix.blocks = (channels + per_block - 1) / per_block;
   matrix.block_bytes = weight_bytes(traits, matrix.k_padded) + (layer.biased ? kBiasBytes : 0);
+  if (matrix.block_bytes > std::numeric_limits<std::ptrdiff_t>::max() / matrix.blocks) throw std::bad_alloc();
   return matrix;
 }
 
-void check_inputs(const MatrixTraits& traits, const char* name, std::size_t inputs) {
-  const std::size_t most = traits.format == Format::kInt8 ? kMaxInt8Inputs : kMost;
-  if (inputs <= most) return;
-  throw Error(std::string(format_name(traits.format)) + " takes at most " + std::to_string(most) +
-              " inputs per channel, got " + name + " " + std::to_string(inputs));
-}
+namespace {
 
-void check_sizes(const MatrixTraits& gate_up, const MatrixTraits& down, std::size_t experts, std::size_t hidden,
-                 std::size_t intermediate) {
+void check_sizes(std::size_t experts, std::size_t hidden, std::size_t intermediate) {
   if (experts == 0 || hidden == 0 || intermediate == 0) {
     throw Error("experts, hidden and intermediate sizes must be at least 1, got " + std::to_string(experts) + ", " +
                 std::to_string(hidden) + ", " + std::to_string(intermediate));
   }
   if (experts > kMost)
     throw Error(std::to_string(experts) + " experts are more than the " + std::to_string(kMost) + " a layer holds");
-  check_inputs(gate_up, "hidden", hidden);
-  check_inputs(down, "intermediate", intermediate);
 }
 
 }  // namespace
@@ -75,9 +82,9 @@ void check_sizes(const MatrixTraits& gate_up, const MatrixTraits& down, std::siz
 LayerLayout::LayerLayout(const MatrixTraits& gate_up_traits, const MatrixTraits& down_traits, const LayerTraits& layer,
                          std::size_t experts, std::size_t hidden, std::size_t intermediate)
     : traits(layer), experts(experts), hidden(hidden), intermediate(intermediate) {
-  check_sizes(gate_up_traits, down_traits, experts, hidden, intermediate);
-  gate_up = make_matrix(gate_up_traits, layer, hidden, intermediate, activated_channels());
-  down = make_matrix(down_traits, layer, intermediate, hidden, kBlockChannels);
+  check_sizes(experts, hidden, intermediate);
+  gate_up = make_matrix(gate_up_traits, layer, "hidden", hidden, intermediate, activated_channels());
+  down = make_matrix(down_traits, layer, "intermediate", intermediate, hidden, kBlockChannels);
   traits.rotated = gate_up.traits.rotation != 0 || down.traits.rotation != 0;
   expert_bytes = gate_up.bytes() + down.bytes();
   if (expert_bytes > std::numeric_limits<std::ptrdiff_t>::max() / experts) throw std::bad_alloc();

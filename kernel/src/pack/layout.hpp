@@ -30,6 +30,11 @@ struct LayerTraits {
   bool biased = false;
 };
 
+// One matrix of `channels` channels, `per_block` of them to a block; `layer` says whether it is rotated and biased.
+// Throws Error for sizes that are zero, overflow, or are beyond the format's exact range; `name` is that of the inputs.
+MatrixLayout make_matrix(const MatrixTraits& traits, const LayerTraits& layer, const char* name, std::size_t inputs,
+                         std::size_t channels, std::size_t per_block);
+
 // One layer: E experts, each [gate_up blocks][down blocks].
 struct LayerLayout {
   // Throws Error for sizes that are zero, overflow, or are beyond a format's exact range.

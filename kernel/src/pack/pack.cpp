@@ -162,7 +162,7 @@ void PanelPacker::pack(const MatrixLayout& matrix, std::byte* block, std::size_t
                                 " are too large to rotate: sums of them overflow fp32");
       }
     }
-    if (layout_.traits.biased) pack_bias(matrix, block, panel, lane, source, name, channel, used);
+    if (biased_) pack_bias(matrix, block, panel, lane, source, name, channel, used);
   }
 }
 

@@ -7,9 +7,9 @@ namespace kt {
 
 class PanelPacker {
  public:
-  // `row` and `packed_row` hold the padded inputs of either matrix as floats.
-  PanelPacker(const LayerLayout& layout, const TierTable& table, float* row, void* packed_row)
-      : layout_(layout), table_(table), row_(row), packed_row_(packed_row) {}
+  // `row` and `packed_row` hold the padded inputs of any of the matrices as floats.
+  PanelPacker(bool biased, const TierTable& table, float* row, void* packed_row)
+      : biased_(biased), table_(table), row_(row), packed_row_(packed_row) {}
 
   // Channels [first, first + 16) of `source`; those from `channels` on are zero. `name` is for the error.
   void pack(const MatrixLayout& matrix, std::byte* block, std::size_t panel, const WeightView& source, const char* name,
@@ -29,7 +29,7 @@ class PanelPacker {
   void pack_bias(const MatrixLayout& matrix, std::byte* block, std::size_t panel, std::size_t lane,
                  const WeightView& source, const char* name, std::size_t channel, bool used) const;
 
-  const LayerLayout& layout_;
+  bool biased_;
   const TierTable& table_;
   float* row_;
   void* packed_row_;

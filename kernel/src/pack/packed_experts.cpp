@@ -55,7 +55,7 @@ void PackedExperts::pack(Context& context, const TierTable& table, std::size_t e
   std::byte* scratch = session.scratch(context.threads() * 2 * row_floats * sizeof(float));
   const Phase phase{l.gate_up.blocks + l.down.blocks, 1, [&](std::size_t begin, std::size_t end, std::size_t thread) {
                       float* floats = reinterpret_cast<float*>(scratch) + thread * 2 * row_floats;
-                      const PanelPacker packer(l, table, floats, floats + row_floats);
+                      const PanelPacker packer(l.traits.biased, table, floats, floats + row_floats);
                       for (std::size_t b = begin; b < end; ++b) {
                         if (b >= l.gate_up.blocks) {
                           const std::size_t d = b - l.gate_up.blocks;

@@ -1,0 +1,48 @@
+"""What every wrapper tells of itself: the backend that was asked for, and what runs."""
+
+from __future__ import annotations
+
+from kt_kernel.backends import Backend, Format
+
+__all__ = ["Described"]
+
+
+class Described:
+    """A wrapper sets `_backend`, `_tier`, `_threads` and `_rotate` when it is made."""
+
+    _backend: Backend
+    _tier: str
+    _threads: int
+    _rotate: bool
+
+    @property
+    def tier(self) -> str:
+        """ISA tier that runs, e.g. "avx2"."""
+        return self._tier
+
+    @property
+    def format(self) -> Format:
+        """Format of the packed weights, "INT8" or "BF16"."""
+        return self._backend.format
+
+    @property
+    def rotated(self) -> bool:
+        """Whether weights and activations are rotated before quantising."""
+        return self._rotate
+
+    @property
+    def backend(self) -> str:
+        """The backend that was asked for."""
+        return self._backend.name
+
+    @property
+    def threads(self) -> int:
+        """Worker threads, the caller's own included."""
+        return self._threads
+
+    @property
+    def description(self) -> str:
+        """Who runs: "AMXINT8 → INT8 on avx2, 2 threads"."""
+        rotation = " (not rotated)" if self.format == "INT8" and not self._rotate else ""
+        threads = "1 thread" if self._threads == 1 else f"{self._threads} threads"
+        return f"{self.backend} → {self.format}{rotation} on {self.tier}, {threads}"
