@@ -31,7 +31,12 @@ _EXPERTS = "ktransformers.operators.experts.KTransformersExperts"
 
 
 def inject(
-    model: nn.Module, rules: RulesLike | None = None, *, keep_float: bool = True, threads: int | None = None
+    model: nn.Module,
+    rules: RulesLike | None = None,
+    *,
+    keep_float: bool = True,
+    threads: int | None = None,
+    legacy: bool = False,
 ) -> Report:
     """Puts the operators of a rule file into a model that is already loaded, whatever loaded it.
 
@@ -42,11 +47,13 @@ def inject(
         keep_float: keep the float originals, so that `report.undo()` restores them exactly. False frees them layer by
             layer.
         threads: of the kernel, where the rules do not say.
+        legacy: rules that decide nothing are warnings instead of errors, as an older file of upstream's may need.
 
     Returns the report: what was replaced by what; `undo()`.
     Raises `RuleFileError`, `RuleMatchError` before anything is touched; `InjectionError` with the model as it was.
     """
-    report = apply_plan(make_plan(rules_for(model, rules, threads), model), model, keep_float=keep_float)
+    plan = make_plan(rules_for(model, rules, threads), model, allow_dead=legacy)
+    report = apply_plan(plan, model, keep_float=keep_float)
     guard_saving()
     return report
 
@@ -86,6 +93,7 @@ class KTransformer:
         dtype: str | torch.dtype = "auto",
         keep_float: bool = False,
         threads: int | None = None,
+        legacy: bool = False,
         device: str | torch.device | None = None,
         trust_remote_code: bool = False,
         cache_dir: str | os.PathLike[str] | None = None,
@@ -102,6 +110,7 @@ class KTransformer:
             dtype: of the float weights; "auto" as the checkpoint has them, bf16 for GGUF files that are not all fp32.
             keep_float: keep float experts after packing. False frees them layer by layer.
             threads: of the kernel; None: KT_NUM_THREADS, or what the machine gives.
+            legacy: rules that decide nothing are warnings instead of errors, as an older file of upstream's may need.
             device: of everything but the experts; None: the rules' `out_device` where this host has it, else the CPU.
             cache_dir: instead of the usual Hugging Face cache of checkpoints.
             cache: keep packed experts on disk and map them at the next start: True for the usual place (KT_CACHE_DIR),
@@ -115,14 +124,19 @@ class KTransformer:
         meta = build_meta_model(origin.model, trust_remote_code=trust_remote_code)
         ruleset = None if rules is None else rules_for(meta, rules, threads)
         if ruleset is not None:
-            make_plan(ruleset, meta)  # what is wrong with the rules is said before any file is opened
+            make_plan(ruleset, meta, allow_dead=legacy)  # rules are refused before any file is opened
         tokenizer = origin.tokenizer()
         weights = origin.open(meta, dtype)
         # What transformers alone can read it loads; the model is then injected as any other.
         streamed = weights.streamed
         if ruleset is not None and streamed:
             options = KTransformersConfig(
-                ruleset, keep_float=keep_float, threads=threads, cache=cache, weights_path=weights_path
+                ruleset,
+                keep_float=keep_float,
+                threads=threads,
+                cache=cache,
+                weights_path=weights_path,
+                legacy=legacy,
             )
             options.open_source = weights.open_source
             model_kwargs["quantization_config"] = options
@@ -143,7 +157,8 @@ class KTransformer:
         self._origin = origin
         if ruleset is not None:
             quantizer: Any = model.hf_quantizer if streamed else None
-            self.report = quantizer.report if streamed else self._apply(make_plan(ruleset, model))
+            plan = None if streamed else make_plan(ruleset, model, allow_dead=legacy)
+            self.report = quantizer.report if plan is None else self._apply(plan)
         self._place(device)
         return self
 

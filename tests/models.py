@@ -42,6 +42,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     Starcoder2Config,
     Starcoder2ForCausalLM,
 )
@@ -77,6 +79,29 @@ def make_qwen2_moe(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     return _build(Qwen2MoeForCausalLM, Qwen2MoeConfig(**config), seed)
 
 
+_LATENT = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "num_key_value_heads": 4,
+}
+
+
+def make_deepseek_v2(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+    """8 routed experts, 1 shared, layer 0 dense, latent attention."""
+    moe = {
+        "moe_intermediate_size": 48,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+    }
+    config = {**_COMMON, **moe, **_LATENT, **overrides}
+    return _build(DeepseekV2ForCausalLM, DeepseekV2Config(**config), seed)
+
+
 def make_deepseek_v3(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """8 routed experts in 4 groups, 1 shared, layer 0 dense, a correction bias that is mostly negative."""
     moe = {
@@ -91,8 +116,7 @@ def make_deepseek_v3(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
         "first_k_dense_replace": 1,
         "num_mtp_layers": 0,
     }
-    attention = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
-    config = {**_COMMON, **moe, **attention, "num_key_value_heads": 4, **overrides}
+    config = {**_COMMON, **moe, **_LATENT, **overrides}
     return _build(DeepseekV3ForCausalLM, DeepseekV3Config(**config), seed)
 
 
@@ -184,6 +208,39 @@ def make_qwen3_dense(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
 def make_starcoder2(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """No experts; a family that GGUF tables of ours do not know."""
     return _build(Starcoder2ForCausalLM, Starcoder2Config(**{**_COMMON, **overrides}), seed)
+
+
+def make_glm4_moe(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+    """8 routed experts, 1 shared, layer 0 dense."""
+    moe = {
+        "moe_intermediate_size": 48,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+    }
+    config = {**_COMMON, **moe, "head_dim": 16, **overrides}
+    return _build(Glm4MoeForCausalLM, Glm4MoeConfig(**config), seed)
+
+
+def make_qwen3_next(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+    """8 experts and a shared one, layers of linear and of full attention."""
+    moe = {
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 48,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+    }
+    attention = {
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    }
+    config = {**_COMMON, **moe, **attention, **overrides}
+    return _build(Qwen3NextForCausalLM, Qwen3NextConfig(**config), seed)
 
 
 def make_llama_dense(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:

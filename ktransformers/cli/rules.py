@@ -39,6 +39,9 @@ def check(
         str, typer.Argument(help="A model folder, or a model id in the local cache. Only its config is read.")
     ],
     first: Annotated[int, typer.Option(min=1, help="How many module names to show for each rule.")] = _FIRST,
+    legacy: Annotated[
+        bool, typer.Option("--legacy", help="An older rule file: rules that match nothing are warnings, not errors.")
+    ] = False,
 ) -> None:
     """What each rule matches in the model. Exit code 2 when a rule matches nothing or cannot be applied."""
     listen_to_logs()
@@ -49,9 +52,10 @@ def check(
     for name in plan.unmatched_experts:
         results().print(f"experts that no rule matches: {name}", markup=False)
     for warning in plan.warnings:
-        errors().print("error: ", style="bold red", end="")
+        word, style = ("warning: ", "bold yellow") if legacy else ("error: ", "bold red")
+        errors().print(word, style=style, end="")
         errors().print(warning, markup=False)
-    if plan.warnings:
+    if plan.warnings and not legacy:
         raise typer.Exit(WRONG_INPUT)
 
 

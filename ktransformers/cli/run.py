@@ -54,6 +54,9 @@ def run(
     ] = True,
     force: Annotated[bool, typer.Option("--force", help="Go on although the model does not fit into memory.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what runs for each layer, not each range.")] = False,
+    legacy: Annotated[
+        bool, typer.Option("--legacy", help="An older rule file: rules that match nothing are warnings, not errors.")
+    ] = False,
 ) -> None:
     """Let a model write. The text goes to stdout; rules, backends and speed go to stderr."""
     listen_to_logs()
@@ -70,7 +73,7 @@ def run(
     context = len(question) + max_new_tokens
     announce(model, rule_set, threads=threads, context=context, verbose=verbose, force=force)
     loaded = KTransformer.from_pretrained(
-        model, rules=rule_set, threads=threads, cache=cache, weights_path=weights_path
+        model, rules=rule_set, threads=threads, cache=cache, weights_path=weights_path, legacy=legacy
     )
     if note := getattr(getattr(loaded.model, "hf_quantizer", None), "cache_note", ""):
         say(note)

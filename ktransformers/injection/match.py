@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
 
 from ktransformers.errors import Problem, UnknownOperatorError
+from ktransformers.injection.legacy import former_names, vendored_classes
 from ktransformers.injection.resolve import import_class
 from ktransformers.rules import Rule, RuleSet
 
 __all__ = ["Matching", "RuleUse", "match_rules"]
 
 Modules = Sequence[tuple[str, nn.Module]]
+_Classes = type | tuple[type, ...]
 
 
 @dataclass
@@ -47,6 +49,7 @@ class Matching:
 def match_rules(rules: RuleSet, modules: Modules) -> tuple[Matching, list[Problem]]:
     """Tries every rule on every module. The problems are classes in `match.class` that cannot be imported."""
     tests, problems = _tests(rules)
+    former = former_names(modules)
     uses = [RuleUse(rule) for rule, _ in tests]
     decided: list[tuple[str, nn.Module, Rule]] = []
     sheltered: set[str] = set()
@@ -58,7 +61,7 @@ def match_rules(rules: RuleSet, modules: Modules) -> tuple[Matching, list[Proble
             sheltered.add(name)
         winner: Rule | None = None
         for use, (rule, wanted) in zip(uses, tests, strict=True):
-            if not rule.matches_name(name) or not (wanted is None or isinstance(module, wanted)):
+            if not _finds(rule, name, former) or not (wanted is None or isinstance(module, wanted)):
                 continue
             if roof is not None:
                 use.sheltered[name] = roof[1]
@@ -74,8 +77,15 @@ def match_rules(rules: RuleSet, modules: Modules) -> tuple[Matching, list[Proble
     return Matching(decided, uses, sheltered), problems
 
 
-def _tests(rules: RuleSet) -> tuple[list[tuple[Rule, type | None]], list[Problem]]:
-    tests: list[tuple[Rule, type | None]] = []
+def _finds(rule: Rule, name: str, former: Mapping[str, tuple[str, str]]) -> bool:
+    """A pattern in the words of transformers 4 is searched in the name that the module had there."""
+    if name in former and rule.name is not None and former[name][0] in rule.name:
+        return rule.matches_name(former[name][1])
+    return rule.matches_name(name)
+
+
+def _tests(rules: RuleSet) -> tuple[list[tuple[Rule, _Classes | None]], list[Problem]]:
+    tests: list[tuple[Rule, _Classes | None]] = []
     problems: list[Problem] = []
     for rule in rules:
         try:
@@ -85,7 +95,10 @@ def _tests(rules: RuleSet) -> tuple[list[tuple[Rule, type | None]], list[Problem
     return tests, problems
 
 
-def _instance_class(path: str) -> type:
+def _instance_class(path: str) -> _Classes:
+    vendored = vendored_classes(path)
+    if vendored is not None:
+        return vendored
     found = import_class(path)
     try:
         isinstance(None, found)

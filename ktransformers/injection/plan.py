@@ -11,6 +11,7 @@ from torch import nn
 from ktransformers.errors import Problem, RuleMatchError, UnknownOperatorError
 from ktransformers.injection.diagnose import explain_unused
 from ktransformers.injection.fit import Candidate, misfits, untouchable
+from ktransformers.injection.legacy import modernised, with_way_out
 from ktransformers.injection.match import match_rules
 from ktransformers.injection.resolve import operator_class
 from ktransformers.injection.tree import collapse, experts_modules, walk
@@ -88,7 +89,8 @@ def make_plan(rules: RulesLike, model: nn.Module, *, allow_dead: bool = False) -
         RuleMatchError: listing every rule that matches nothing or is shadowed, every class, op, backend, device and
             argument that is refused, each with file, line and rule number.
     """
-    rules = load_rules(rules)
+    written = load_rules(rules)
+    rules = modernised(written)
     modules = list(walk(model))
     matching, problems = match_rules(rules, modules)
     operators, unknown = _operators(rules)
@@ -97,7 +99,8 @@ def make_plan(rules: RulesLike, model: nn.Module, *, allow_dead: bool = False) -
     ]
     unused = explain_unused(model, modules, rules, matching)
     problems += [*unknown, *untouchable(modules, candidates), *misfits(model, candidates)]
-    problems += [] if allow_dead else unused
+    if not allow_dead:
+        problems += unused if rules is written else with_way_out(unused)
     if problems:
         raise RuleMatchError(sorted(problems, key=lambda problem: problem.rule or 0))
     decisions = tuple(

@@ -34,6 +34,7 @@ class KTransformersConfig(QuantizationConfigMixin):
             folder. Not used together with `keep_float`.
         weights_path: a folder that `kt convert` wrote of this checkpoint, to read experts from. Its method has to be
             the rules' backend.
+        legacy: rules that decide nothing are warnings instead of errors, as an older file of upstream's may need.
 
     Nothing of it is written into a saved `config.json`: the checkpoint stays the float one that it was.
     """
@@ -46,11 +47,12 @@ class KTransformersConfig(QuantizationConfigMixin):
         threads: int | None = None,
         cache: bool | str | os.PathLike[str] = False,
         weights_path: str | os.PathLike[str] | None = None,
+        legacy: bool = False,
         **unknown: Any,
     ) -> None:
         unknown.pop("quant_method", None)  # what `from_dict` brings along
         if unknown:
-            known = "rules, keep_float, threads, cache and weights_path"
+            known = "rules, keep_float, threads, cache, weights_path and legacy"
             raise TypeError(f"KTransformersConfig takes {known}, not {', '.join(unknown)}")
         if weights_path is not None and keep_float:
             raise ValueError("weights_path brings packed experts only: keep_float=True has no floats to keep")
@@ -60,6 +62,7 @@ class KTransformersConfig(QuantizationConfigMixin):
         self.threads = threads
         self.cache = cache
         self.weights_path = weights_path
+        self.legacy = legacy
         self.open_source: OpenSource | None = None
         """Where operators read their weights, in place of the safetensors files that transformers found."""
 
@@ -75,4 +78,5 @@ class KTransformersConfig(QuantizationConfigMixin):
             "threads": self.threads,
             "cache": cache,
             "weights_path": None if self.weights_path is None else os.fspath(self.weights_path),
+            "legacy": self.legacy,
         }

@@ -60,7 +60,8 @@ class KTransformersQuantizer(HfQuantizer):
         """Raises rule errors, and `CheckpointError` for a checkpoint that is not whole."""
         with _ordinary_torch():
             options = self.quantization_config
-            self._plan = make_plan(rules_for(model, options.rules, options.threads), model)
+            rules = rules_for(model, options.rules, options.threads)
+            self._plan = make_plan(rules, model, allow_dead=options.legacy)
             names = [planned.name for planned in self._plan.replacements]
             source: WeightsSource
             if options.open_source is not None:

@@ -7,18 +7,17 @@ from dataclasses import replace
 from torch import nn
 
 from ktransformers.log import get_logger
+from ktransformers.operators import registry
 from ktransformers.rules import RuleSet, RulesLike, default_rules_for, load_rules
 
 __all__ = ["rules_for"]
-
-_EXPERTS_NAMES = ("KTransformersExperts", "KTransformersExpertsV2")
 
 log = get_logger("model")
 
 
 def rules_for(model: nn.Module, rules: RulesLike | None, threads: int | None) -> RuleSet:
-    """The rules as objects, with `threads` for experts whose rule does not say. None and "auto": the shipped file of
-    the model's type.
+    """The rules as objects, with `threads` for operators of ours whose rule does not say. None and "auto": the shipped
+    file of the model's type.
     """
     if rules is None or rules == "auto":
         config = getattr(model, "config", None)
@@ -31,7 +30,7 @@ def rules_for(model: nn.Module, rules: RulesLike | None, threads: int | None) ->
         ruleset,
         rules=tuple(
             replace(rule, kwargs={"threads": threads, **rule.kwargs})
-            if rule.replacement.rpartition(".")[2] in _EXPERTS_NAMES
+            if registry.canonical(rule.replacement) is not None
             else rule
             for rule in ruleset
         ),

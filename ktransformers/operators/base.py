@@ -73,6 +73,20 @@ class BaseInjectedModule(nn.Module):
         parameters = list(self.orig_module.parameters())
         return bool(parameters) and not any(p.is_meta or p.numel() == 0 for p in parameters)
 
+    def refuse_tracing_and_gradients(self, *inputs: torch.Tensor) -> None:
+        """Raises RuntimeError, with the way out, where an operator that runs outside of torch would be left out."""
+        name = type(self).__name__
+        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+            raise RuntimeError(
+                f"{self.key} runs as {name}, whose kernel leaves nothing in a trace but the results of this one call: "
+                "undo the injection to use torch.jit.trace"
+            )
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+            raise RuntimeError(
+                f"{self.key} runs as {name}, which computes no gradients: call the model under torch.inference_mode() "
+                "or torch.no_grad(), or undo the injection to train"
+            )
+
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for parameter in self.orig_module.parameters():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
+from dataclasses import dataclass
 
 import torch
 
 from ktransformers.errors import DeviceError
 from ktransformers.log import warn_once
 
-__all__ = ["ResolvedDevice", "available", "parse", "resolve"]
+__all__ = ["DeviceName", "ResolvedDevice", "available", "landing_place", "parse", "resolve"]
 
 _KINDS = ("cpu", "cuda", "xpu", "mps", "npu")
 _SPELLING = re.compile(r"(?P<kind>[a-z]+)(?::(?P<index>\d+))?")
@@ -36,12 +37,23 @@ class ResolvedDevice:
         return f"{self.asked} → {self.device}" if self.fell_back else str(self.device)
 
 
-def parse(name: object) -> torch.device:
-    """`"cuda:1"` → `torch.device`. `DeviceError` with the nearest names for anything else than a known kind and an
-    index.
-    """
-    if isinstance(name, torch.device):
+@dataclass(frozen=True)
+class DeviceName:
+    """A device as a rule names it. torch has no device object for some kinds until their extension is imported."""
+
+    type: str
+    index: int | None = None
+
+    def __str__(self) -> str:
+        return self.type if self.index is None else f"{self.type}:{self.index}"
+
+
+def parse(name: object) -> DeviceName:
+    """`"cuda:1"` → its parts. `DeviceError` with the nearest names for anything else than a known kind and an index."""
+    if isinstance(name, DeviceName):
         return name
+    if isinstance(name, torch.device):
+        return DeviceName(name.type, name.index)
     found = _SPELLING.fullmatch(name) if isinstance(name, str) else None
     if found is None or found["kind"] not in _KINDS:
         near = difflib.get_close_matches(str(name).lower(), _KINDS, n=1, cutoff=0.5)
@@ -51,11 +63,11 @@ def parse(name: object) -> torch.device:
         )
     if found["kind"] == "cpu" and found["index"] not in (None, "0"):
         raise DeviceError(f"{name!r} is no device: the CPU is one device, written cpu.")
-    # An index the host lacks is for `resolve` to say; torch.device accepts any.
-    return torch.device("cpu") if found["kind"] == "cpu" else torch.device(str(name))
+    index = None if found["kind"] == "cpu" or found["index"] is None else int(found["index"])
+    return DeviceName(found["kind"], index)
 
 
-def available(device: torch.device) -> bool:
+def available(device: DeviceName) -> bool:
     """Whether this host has a device of that kind and index."""
     if device.type == "cpu":
         return True
@@ -68,18 +80,27 @@ def available(device: torch.device) -> bool:
 def resolve(name: object, *, strict: bool = False) -> ResolvedDevice:
     """The device to use for the one a rule asks for.
 
-    A kind this host lacks becomes the CPU, with one warning line per process and kind; `strict` makes it a
-    `DeviceError`. An
-    index beyond the devices of a kind the host has is always an error: it is a mistake in the rule, not a smaller host.
+    A kind this host lacks, or an index beyond the devices it has, becomes the CPU, with one warning line per process
+    and kind or index; `strict` makes it a `DeviceError`. A rule file may name more GPUs than this host has.
     """
     device = parse(name)
     if available(device):
-        return ResolvedDevice(str(name), device, fell_back=False)
-    if available(torch.device(device.type)):
+        return ResolvedDevice(str(name), torch.device(str(device)), fell_back=False)
+    if available(DeviceName(device.type)):
         count = int(getattr(torch, device.type).device_count())
-        raise DeviceError(f"{name} was asked for, and this host has {count} {device.type} device(s), counted from 0.")
-    missing = f"{device.type} was asked for, and this host has none (torch {torch.__version__})"
+        missing, key = f"{device} was asked for, and this host has {count} {device.type} device(s), from 0", str(device)
+    else:
+        missing = f"{device.type} was asked for, and this host has none (torch {torch.__version__})"
+        key = device.type
     if strict:
         raise DeviceError(f"{missing}; devices are strict, so the CPU does not take its place.")
-    warn_once(f"{missing}: the CPU takes its place.", key=f"device:{device.type}")
+    warn_once(f"{missing}: the CPU takes its place.", key=f"device:{key}")
     return ResolvedDevice(str(name), torch.device("cpu"), fell_back=True)
+
+
+def landing_place(name: object, *, strict: bool = False) -> torch.device | None:
+    """Where results are to land by an `out_device`; None, where the input came from, also when this host lacks it."""
+    if name is None:
+        return None
+    place = resolve(name, strict=strict)
+    return None if place.fell_back else place.device

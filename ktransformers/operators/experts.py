@@ -87,7 +87,7 @@ class KTransformersExperts(BaseInjectedModule):
         self.num_experts = self.spec.num_experts
         self.hidden_dim = self.spec.hidden_dim
         self.intermediate_dim = self.spec.intermediate_dim
-        self.out_device = self._landing_place()
+        self.out_device = devices.landing_place(self.options.out_device, strict=devices_are_strict(self.options))
         """Where results land; None: where the hidden states came from."""
         self._kernel: KExpertsCPU | None = None
         self._generate = self._choose_generate(orig_module)
@@ -238,30 +238,11 @@ class KTransformersExperts(BaseInjectedModule):
         return KExpertsTorch(orig_module, self.spec, device, resident=True)
 
     def _choose_prefill(self, orig_module: nn.Module) -> KExpertsTorch | None:
-        options = self.options
-        if not options.streams_prefill:
-            return None
-        place = devices.resolve(options.prefill_device or "cpu", strict=devices_are_strict(options))
-        # Without the GPU that was asked for, streaming would only be a slower CPU path. A written "cpu" is meant.
-        return None if place.fell_back else KExpertsTorch(orig_module, self.spec, place.device, resident=False)
-
-    def _landing_place(self) -> torch.device | None:
-        if self.options.out_device is None:
-            return None
-        place = devices.resolve(self.options.out_device, strict=devices_are_strict(self.options))
-        return None if place.fell_back else place.device
+        place = self.options.prefill_place()
+        return None if place is None else KExpertsTorch(orig_module, self.spec, place, resident=False)
 
     def _refuse(self, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> None:
-        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
-            raise RuntimeError(
-                f"{self.key} runs as KTransformersExperts, whose kernel leaves nothing in a trace but the results of "
-                "this one call: undo the injection to use torch.jit.trace"
-            )
-        if torch.is_grad_enabled() and (hidden.requires_grad or weights.requires_grad):
-            raise RuntimeError(
-                f"{self.key} runs as KTransformersExperts, which computes no gradients: call the model under "
-                "torch.inference_mode() or torch.no_grad(), or undo the injection to train"
-            )
+        self.refuse_tracing_and_gradients(hidden, weights)
         if (
             hidden.dim() != 2
             or hidden.shape[1] != self.hidden_dim

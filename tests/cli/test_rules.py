@@ -62,6 +62,23 @@ def test_a_rule_that_matches_nothing_fails_the_check(kt: Kt, moe_folder: str, ru
     assert "model.layers.2.mlp.experts" in result.stdout
 
 
+def test_legacy_makes_a_rule_that_matches_nothing_a_warning(
+    kt: Kt, moe_folder: str, rule_file: Callable[[str], str]
+) -> None:
+    live = _RULE.format(name=r"mlp\.experts$", backend="INT8")
+    dead = _RULE.format(name=r"block_sparse_moe\.experts$", backend="INT8")
+    path = rule_file(live + dead)
+    result = kt("rules", "check", path, moe_folder, "--legacy")
+    assert result.exit_code == 0
+    assert f"warning: {path}:9: rule 2: matches no module" in result.stderr
+    run = kt("run", moe_folder, "--rules", path, "--prompt", "a", "--max-new-tokens", "1")
+    assert run.exit_code == 2
+    assert "matches no module" in run.stderr
+    run = kt("run", moe_folder, "--rules", path, "--prompt", "a", "--max-new-tokens", "1", "--legacy")
+    assert run.exit_code == 0, run.stderr
+    assert "matches no module" in run.stderr
+
+
 def test_a_refused_backend_fails_the_check_with_its_place(
     kt: Kt, moe_folder: str, rule_file: Callable[[str], str]
 ) -> None:

@@ -158,7 +158,7 @@ def test_families_with_experts_of_their_own_kind_are_refused_with_the_reason(mod
 @pytest.mark.parametrize(
     ("kwargs", "said"),
     [
-        ({"generate_op": "KExpertsMarlin"}, "KExpertsMarlin"),
+        ({"generate_op": "KSFTExpertsCPU"}, "KSFTExpertsCPU is for fine-tuning"),
         ({"generate_op": "KExpertsCPU", "backend": "AMXINT9"}, "AMXINT9"),
         ({"generate_device": "cuda:1", "generate_op": "KExpertsCPU"}, "cuda:1"),
         ({"out_device": "cdua"}, "cdua"),

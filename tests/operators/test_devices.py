@@ -51,9 +51,15 @@ def test_what_is_no_device_is_refused(name: object) -> None:
         devices.parse(name)
 
 
-def test_an_index_beyond_the_hosts_devices_is_an_error_strict_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_beyond_the_hosts_devices_becomes_the_cpu_unless_strict(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert devices.resolve("cuda:1").device == torch.device("cuda:1")
+    resolved = [devices.resolve("cuda:2") for _ in range(2)]
+    assert {(r.device, r.fell_back) for r in resolved} == {(torch.device("cpu"), True)}
+    assert len(caplog.records) == 1
+    assert "cuda:2 was asked for, and this host has 2 cuda device(s)" in caplog.text
     with pytest.raises(DeviceError, match=r"this host has 2 cuda device\(s\)"):
-        devices.resolve("cuda:2")
+        devices.resolve("cuda:2", strict=True)

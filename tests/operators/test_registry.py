@@ -38,17 +38,24 @@ def test_a_class_that_does_not_exist_is_named() -> None:
         registry.resolve("ktransformers.operators.experts.DoesNotExist")
 
 
-@pytest.mark.parametrize("op", ["KExpertsCPU", "ktransformers.operators.experts.KExpertsTorch", "KExpertsMarlin"])
+def test_upstreams_operators_of_another_module_are_ours_there() -> None:
+    path = "ktransformers.operators.ascend.ascend_experts.KTransformersExpertsW8A8"
+    assert registry.resolve(path) is KTransformersExperts
+    assert registry.canonical(path) == "KTransformersExperts"
+    assert registry.canonical("ktransformers.operators.experts.KTransformersExpertsW8A8") is None
+
+
+@pytest.mark.parametrize(
+    "op", ["KExpertsCPU", "ktransformers.operators.experts.KExpertsTorch", "KExpertsMarlin", "KLinearCPU"]
+)
 def test_an_op_in_the_place_of_a_class_is_told_where_it_belongs(op: str) -> None:
     with pytest.raises(UnknownOperatorError, match="generate_op"):
         registry.resolve(op)
 
 
-@pytest.mark.parametrize(
-    "module", ["linear.KTransformersLinear", "attention.KDeepseekV2Attention", "RoPE.RotaryEmbedding"]
-)
-def test_upstreams_gpu_operators_are_known_and_not_here(module: str) -> None:
-    with pytest.raises(UnknownOperatorError, match="drop the rule"):
+@pytest.mark.parametrize("module", ["attention.KDeepseekV9Attention", "RoPE.RotaryEmbeding"])
+def test_an_unknown_name_among_upstreams_gpu_operators_is_told_what_to_do(module: str) -> None:
+    with pytest.raises(UnknownOperatorError, match="correct its name, or drop the rule"):
         registry.resolve(f"ktransformers.operators.{module}")
 
 
