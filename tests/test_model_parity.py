@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 import ktransformers
+from ktransformers import KTransformer
 from ktransformers.operators.experts import KTransformersExperts
 from tests import models
 
@@ -66,6 +68,64 @@ def test_logits_agree_with_eager_and_equal_it_after_undo(build: Callable[..., An
     report.undo()
     assert [id(parameter) for parameter in model.parameters()] == parameters
     assert torch.equal(_logits(model, ids), eager)
+
+
+@pytest.mark.parametrize("keep_float", [True, False])
+@pytest.mark.parametrize("build", [*BUILDERS, models.make_deepseek_v2, models.make_glm4_moe, models.make_qwen3_next])
+def test_with_experts_and_linears_on_the_kernel_logits_and_greedy_tokens_agree(
+    build: Callable[..., Any], keep_float: bool
+) -> None:
+    model, ids = _make_eager(build), _tokens(2, 32)
+    eager = _logits(model, ids)
+    linears = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    report = ktransformers.inject(model, "cpu-only", keep_float=keep_float)
+    taken = [r.name for r in report.replacements if r.new_class == "KTransformersLinear"]
+    assert set(linears) - set(taken) == {name for name in linears if name.endswith("shared_expert_gate")}
+    ours = _logits(model, ids)
+    errors = (ours - eager).norm(dim=-1) / eager.norm(dim=-1)
+    # bf16 weights and inputs in every product of the model, not in its experts alone. A state that is carried from token
+    # to token gathers more of it.
+    assert errors.median() < (0.03 if build is models.make_qwen3_next else 0.02)
+    best, second = eager.topk(2, dim=-1).values.unbind(-1)
+    sure = (best - second) > 4 * (ours - eager).abs().amax(dim=-1)
+    assert sure.float().mean() > 0.1
+    assert torch.equal(ours.argmax(-1)[sure], eager.argmax(-1)[sure])
+    if keep_float:
+        report.undo()
+        assert torch.equal(_logits(model, ids), eager)
+
+
+def test_a_head_tied_to_the_embedding_leaves_it_whole(tmp_path: Path) -> None:
+    model, ids = _make_eager(models.make_qwen3_moe, tie_word_embeddings=True), _tokens(1, 24)
+    eager, embedding = _logits(model, ids), model.get_input_embeddings().weight
+    assert model.lm_head.weight is embedding
+    values = embedding.detach().clone()
+    model.save_pretrained(tmp_path / "before")
+    for keep_float in (True, False):
+        report = ktransformers.inject(model, "cpu-only", keep_float=keep_float)
+        assert model.get_input_embeddings().weight is embedding
+        assert torch.equal(embedding, values)
+        ours = _logits(model, ids)
+        assert ((ours - eager).norm(dim=-1) / eager.norm(dim=-1)).median() < 0.02
+        if keep_float:
+            model.save_pretrained(tmp_path / "injected")
+            report.undo()
+            assert model.lm_head.weight is embedding
+            assert torch.equal(_logits(model, ids), eager)
+    files = [(tmp_path / folder / "model.safetensors").read_bytes() for folder in ("before", "injected")]
+    assert files[0] == files[1]
+
+
+def test_a_checkpoint_loads_with_experts_and_linears_on_the_kernel(tmp_path: Path) -> None:
+    model, ids = _make_eager(models.make_qwen3_moe, tie_word_embeddings=True), _tokens(1, 24)
+    folder = models.save_with_tokenizer(model, tmp_path / "model")
+    ktransformers.inject(model, "cpu-only")
+    wanted = _logits(model, ids)
+    loaded = KTransformer.from_pretrained(folder, rules="cpu-only", threads=1)
+    assert loaded.report is not None
+    assert len(loaded.report.replacements) == 2 + 3 * 4 + 3 + 1
+    assert torch.equal(_logits(loaded.model, ids), wanted)
+    assert all("1 thread " in r.summary for r in loaded.report.replacements)
 
 
 def test_routers_choose_as_before_with_correction_biases_of_five() -> None:

@@ -6,14 +6,24 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, NoReturn, Self, TypeVar, cast
 
 import torch
 from torch import nn
 
 from ktransformers.operators.footprint import Footprint
 
-__all__ = ["BaseInjectedModule"]
+__all__ = ["BaseInjectedModule", "outside_of_graphs"]
+
+_Forward = TypeVar("_Forward", bound=Callable[..., Any])
+
+
+def outside_of_graphs(forward: _Forward) -> _Forward:
+    """For the forward of an operator on the kernel: `torch.compile` breaks its graph there and calls it as it is. With
+    fullgraph=True it is an error that says why.
+    """
+    reason = "runs in the CPU kernel, outside of torch"
+    return cast(_Forward, torch.compiler.disable(forward, reason=reason))  # type: ignore[no-untyped-call]
 
 
 class BaseInjectedModule(nn.Module):

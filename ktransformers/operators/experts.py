@@ -13,7 +13,7 @@ from ktransformers.errors import KTransformersError, UnsupportedModuleError
 from ktransformers.experts import ExpertsSpec, ModuleWeights
 from ktransformers.log import warn_once
 from ktransformers.operators import devices
-from ktransformers.operators.base import BaseInjectedModule
+from ktransformers.operators.base import BaseInjectedModule, outside_of_graphs
 from ktransformers.operators.experts_cpu import KExpertsCPU
 from ktransformers.operators.experts_torch import KExpertsTorch
 from ktransformers.operators.footprint import Footprint
@@ -145,6 +145,7 @@ class KTransformersExperts(BaseInjectedModule):
         for note in self.spec.notes:
             warn_once(f"{self.key}: {note}; the tensors are followed.", key=f"{self.spec.class_name}: {note}")
 
+    @outside_of_graphs
     def forward(
         self,
         hidden_states: torch.Tensor,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -11,8 +11,9 @@ from torch import nn
 import kt_kernel
 from ktransformers.errors import UnsupportedModuleError
 from ktransformers.experts import ModuleWeights
+from ktransformers.log import warn_once
 from ktransformers.operators import devices
-from ktransformers.operators.base import BaseInjectedModule
+from ktransformers.operators.base import BaseInjectedModule, outside_of_graphs
 from ktransformers.operators.linear_cpu import KLinearCPU
 from ktransformers.operators.linear_torch import KLinearTorch
 from ktransformers.operators.options import LinearOptions, devices_are_strict
@@ -79,6 +80,7 @@ class KTransformersLinear(BaseInjectedModule):
         self.out_device = devices.landing_place(self.options.out_device, strict=devices_are_strict(self.options))
         """Where results land; None: where x came from."""
         self._kernel: KLinearCPU | None = None
+        self._packed_from: tuple[int, ...] = ()
         self._generate = self._choose_generate(orig_module)
         self._prefill = self._choose_prefill(orig_module)
 
@@ -90,11 +92,8 @@ class KTransformersLinear(BaseInjectedModule):
         problems = LinearOptions.problems(kwargs)
         if not isinstance(orig_module, nn.Linear):
             problems.append(f"{key} is a {type(orig_module).__name__}, no nn.Linear")
-        elif type(orig_module).forward is not nn.Linear.forward:
-            problems.append(
-                f"{key} is a {type(orig_module).__name__}, an nn.Linear with a forward of its own, which the kernel "
-                "does not know: match torch.nn.Linear itself by another name pattern"
-            )
+        elif kwargs.get("strict") is True and _has_own_forward(orig_module):
+            problems.append(f"strict: {_own_forward(orig_module)}")
         elif 0 in (orig_module.in_features, orig_module.out_features):
             sizes = f"{orig_module.in_features} inputs and {orig_module.out_features} outputs"
             problems.append(f"{key} is a linear layer of {sizes}: there is nothing to compute")
@@ -104,6 +103,7 @@ class KTransformersLinear(BaseInjectedModule):
         """Packs the float weights for the kernel, or copies them to the device that computes."""
         if self._kernel is not None:
             self._kernel.load(self.orig_module)
+            self._packed_from = self._addresses()
         for op in (self._generate, self._prefill):
             if op is not None:
                 op.load()
@@ -113,6 +113,7 @@ class KTransformersLinear(BaseInjectedModule):
         weights.fill(self.orig_module)
         self.load()
 
+    @outside_of_graphs
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (…, K) → (…, N) in x's dtype, on `out_device`."""
         self.refuse_tracing_and_gradients(x)
@@ -124,6 +125,12 @@ class KTransformersLinear(BaseInjectedModule):
         if self._generate is not None:
             return self._generate.forward(x).to(landing)
         assert self._kernel is not None
+        if self.has_float_weights and self._addresses() != self._packed_from:
+            raise RuntimeError(
+                f"{self.key} runs as KTransformersLinear on weights packed at injection, and its float weights were "
+                "exchanged since. Where the model itself does that in its forward (Jamba's dt_proj), leave the layer "
+                "out of the rules; else undo the injection, change them, and inject again"
+            )
         return self._kernel.forward(x).to(landing)
 
     @property
@@ -178,10 +185,23 @@ class KTransformersLinear(BaseInjectedModule):
             )
         super().__setattr__(name, value)
 
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self._packed_from = self._addresses()  # another dtype is another place
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = super().__deepcopy__(memo)
+        twin._packed_from = twin._addresses()
+        return twin
+
+    def _addresses(self) -> tuple[int, ...]:
+        return tuple(parameter.data_ptr() for parameter in self.orig_module.parameters())
+
     def _choose_generate(self, orig_module: nn.Linear) -> KLinearTorch | None:
         """Sets the kernel up, or gives the torch op that runs in its place."""
         options = self.options
-        if options.generate_op == options.CPU_OP:
+        if options.generate_op == options.CPU_OP and not _has_own_forward(orig_module):
             self._kernel = KLinearCPU(
                 orig_module,
                 backend=options.backend,
@@ -190,9 +210,19 @@ class KTransformersLinear(BaseInjectedModule):
                 strict=options.strict,
             )
             return None
+        if options.generate_op == options.CPU_OP:
+            warn_once(f"{_own_forward(orig_module)}: it runs in KLinearTorch, not in the kernel.")
         device = devices.resolve(options.generate_device, strict=devices_are_strict(options)).device
         return KLinearTorch(orig_module, device, resident=True)
 
     def _choose_prefill(self, orig_module: nn.Linear) -> KLinearTorch | None:
         place = self.options.prefill_place()
         return None if place is None else KLinearTorch(orig_module, place, resident=False)
+
+
+def _has_own_forward(module: nn.Linear) -> bool:
+    return type(module).forward is not nn.Linear.forward
+
+
+def _own_forward(module: nn.Linear) -> str:
+    return f"{type(module).__name__} is an nn.Linear with a forward of its own, which the kernel does not know"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional
+from torch.func import functional_call
 
 __all__ = ["KLinearTorch"]
 
 
 class KLinearTorch:
-    """`nn.Linear`'s own arithmetic on a device of choice.
+    """The module's own forward on a device of choice, also that of a subclass of `nn.Linear`.
 
     `resident=True` keeps a copy of the weights there (none is made when they are there already); otherwise they travel
     for each call and are dropped after it.
@@ -33,20 +33,17 @@ class KLinearTorch:
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (…, K) → (…, N) on `device`, in x's dtype."""
         with torch.no_grad():
-            x = x.to(self.device)
-            bias = None if self._module.bias is None else self._tensor("bias").to(x.dtype)
-            return functional.linear(x, self._tensor("weight").to(x.dtype), bias)
+            weights = self._copies
+            if not self._resident:
+                parameters = self._module.named_parameters(recurse=False)
+                weights = {name: p.detach().to(self.device, non_blocking=True) for name, p in parameters}
+            result: torch.Tensor = functional_call(self._module, weights, (x.to(self.device),))
+            return result
 
     @property
     def nbytes(self) -> int:
         """Bytes of weights this op holds besides the module's own."""
         return sum(tensor.nbytes for tensor in self._copies.values())
-
-    def _tensor(self, name: str) -> torch.Tensor:
-        tensor = self._copies.get(name)
-        if tensor is None:
-            tensor = self._module.get_parameter(name).detach().to(self.device, non_blocking=True)
-        return tensor
 
     def _elsewhere(self, parameter: torch.Tensor) -> bool:
         return parameter.device != torch.empty(0, device=self.device).device

@@ -117,8 +117,18 @@ def test_the_published_serve_file_runs_without_cuda_and_says_so_once(caplog: pyt
 
 @pytest.mark.parametrize("shipped", shipped_rules(), ids=lambda shipped: shipped.name)
 def test_no_shipped_file_touches_a_dense_model(shipped: Any) -> None:
-    with pytest.raises(RuleMatchError, match="is a dense model"):
+    said = "rule 1: matches no module" if shipped.name == "cpu-only" else "is a dense model"
+    with pytest.raises(RuleMatchError, match=said):
         make_plan(shipped.path, make_llama_dense())
+
+
+def test_the_linears_of_a_dense_model_go_to_the_kernel_when_dead_rules_are_allowed() -> None:
+    model = make_llama_dense()
+    before = _logits(model)
+    plan = make_plan("cpu-only", model, allow_dead=True)
+    assert len(plan.replacements) == 3 * 7 + 1
+    apply_plan(plan, model)
+    assert _relative_error(_logits(model), before) < 0.02
 
 
 @pytest.mark.parametrize(

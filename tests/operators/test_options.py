@@ -10,7 +10,8 @@ import pytest
 from torch import nn
 
 from ktransformers.operators.experts import KTransformersExperts
-from ktransformers.operators.options import ExpertsOptions
+from ktransformers.operators.linear import KTransformersLinear
+from ktransformers.operators.options import ExpertsOptions, LinearOptions
 from tests.operators.layers import KEY, make_experts
 
 SEED_RULE = {
@@ -29,6 +30,14 @@ def _problems(**kwargs: Any) -> str:
 
 def test_the_rule_of_the_guides_has_no_problems() -> None:
     assert _problems(**SEED_RULE) == ""
+
+
+def test_linears_have_the_same_arguments_with_ops_of_their_own() -> None:
+    parameters = inspect.signature(KTransformersLinear).parameters
+    for field in dataclasses.fields(LinearOptions):
+        assert parameters[field.name].default == field.default
+    assert len(parameters) == len(dataclasses.fields(LinearOptions)) + 4
+    assert {f.name for f in dataclasses.fields(LinearOptions)} == {f.name for f in dataclasses.fields(ExpertsOptions)}
 
 
 @pytest.mark.parametrize("nothing", [None, "None", "none", ""])
