@@ -83,8 +83,8 @@ def test_with_experts_and_linears_on_the_kernel_logits_and_greedy_tokens_agree(
     assert set(linears) - set(taken) == {name for name in linears if name.endswith("shared_expert_gate")}
     ours = _logits(model, ids)
     errors = (ours - eager).norm(dim=-1) / eager.norm(dim=-1)
-    # bf16 weights and inputs in every product of the model, not in its experts alone. A state that is carried from token
-    # to token gathers more of it.
+    # bf16 weights and inputs in every product of the model, not in its experts alone. Qwen3-Next carries a state from
+    # token to token, which gathers more of it: transformers' own bf16 is off by 3.1 % there.
     assert errors.median() < (0.03 if build is models.make_qwen3_next else 0.02)
     best, second = eager.topk(2, dim=-1).values.unbind(-1)
     sure = (best - second) > 4 * (ours - eager).abs().amax(dim=-1)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 from torch import nn
 
 from ktransformers.errors import InjectionError, RuleMatchError
+from ktransformers.injection.claim import claimed
 from ktransformers.injection.fit import Candidate, misfits, untouchable
 from ktransformers.injection.freeing import FreedModule, free_weights, meta_tensors
 from ktransformers.injection.plan import Plan
@@ -45,11 +47,27 @@ def apply_plan(
 
     Raises:
         RuleMatchError: the model refuses what its twin accepted.
-        InjectionError: the plan is for another model, its weights are not in memory, or an operator failed.
+        InjectionError: the plan is for another model, its weights are not in memory, an operator failed, or another
+            thread is replacing the same modules.
     """
     rest = plan.without([name for slot in placed for name in slot.names])
     slots = find_slots(rest, model)
     _check(rest, model, slots)
+    with claimed(slots):
+        _carry_out(slots, model, keep_float=keep_float, progress=progress, gguf_loader=gguf_loader)
+        try:
+            report = Report.of(plan, [*placed, *slots])
+        except BaseException as error:
+            _give_up(error, slots)
+    for warning in plan.warnings:
+        log.warning("%s", warning)
+    log.info("%s", report)
+    return report
+
+
+def _carry_out(
+    slots: Sequence[Slot], model: nn.Module, *, keep_float: bool, progress: bool, gguf_loader: object
+) -> None:
     for slot in slots:
         try:
             slot.operator = construct(slot, model, gguf_loader)
@@ -64,18 +82,17 @@ def apply_plan(
                 done(slot.name)
         for slot in slots:
             slot.fill()
-        report = Report.of(plan, [*placed, *slots])
     except BaseException as error:  # Ctrl-C too: whatever ends this must not leave half a model
-        state = _take_back(slots)
-        if not isinstance(error, Exception):
-            error.add_note(state)
-            log.warning("injection interrupted: %s", state)
-            raise
-        raise InjectionError(f"{str(error) or type(error).__name__}. {state}") from error
-    for warning in plan.warnings:
-        log.warning("%s", warning)
-    log.info("%s", report)
-    return report
+        _give_up(error, slots)
+
+
+def _give_up(error: BaseException, slots: Sequence[Slot]) -> NoReturn:
+    state = _take_back(slots)
+    if not isinstance(error, Exception):
+        error.add_note(state)
+        log.warning("injection interrupted: %s", state)
+        raise error
+    raise InjectionError(f"{str(error) or type(error).__name__}. {state}") from error
 
 
 def _check(plan: Plan, model: nn.Module, slots: Sequence[Slot]) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from ktransformers.errors import Problem, UnknownOperatorError
 from ktransformers.injection.legacy import former_names, vendored_classes
 from ktransformers.injection.resolve import import_class
+from ktransformers.injection.tree import is_injected
 from ktransformers.rules import Rule, RuleSet
 
 __all__ = ["Matching", "RuleUse", "match_rules"]
@@ -61,7 +62,7 @@ def match_rules(rules: RuleSet, modules: Modules) -> tuple[Matching, list[Proble
             sheltered.add(name)
         winner: Rule | None = None
         for use, (rule, wanted) in zip(uses, tests, strict=True):
-            if not _finds(rule, name, former) or not (wanted is None or isinstance(module, wanted)):
+            if not _finds(rule, name, former) or not (wanted is None or isinstance(_original(module), wanted)):
                 continue
             if roof is not None:
                 use.sheltered[name] = roof[1]
@@ -75,6 +76,12 @@ def match_rules(rules: RuleSet, modules: Modules) -> tuple[Matching, list[Proble
             if not winner.recursive:
                 roof = (name, winner)
     return Matching(decided, uses, sheltered), problems
+
+
+def _original(module: nn.Module) -> nn.Module:
+    """What a rule's class is about: a module that was replaced already is still of its class, to be told so."""
+    original = getattr(module, "orig_module", None) if is_injected(module) else None
+    return original if isinstance(original, nn.Module) else module
 
 
 def _finds(rule: Rule, name: str, former: Mapping[str, tuple[str, str]]) -> bool:

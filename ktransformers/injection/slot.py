@@ -46,6 +46,11 @@ class Slot:
             parent._modules.get(attribute) is self.operator for parent, attribute in self.places
         )
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether the original is what the model has at every place."""
+        return all(parent._modules.get(attribute) is self.original for parent, attribute in self.places)
+
     def fill(self) -> None:
         """Puts the operator in; hooks that were registered on the original go along with it."""
         assert self.operator is not None
