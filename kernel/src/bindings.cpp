@@ -428,7 +428,7 @@ void bind_linear(py::module_& m) {
           "context"_a, "packed"_a, "tier"_a)
       .def(
           "forward",
-          [](Linear& linear, std::size_t rows, Address x, const std::string& x_dtype, Address out,
+          [](const Linear& linear, std::size_t rows, Address x, const std::string& x_dtype, Address out,
              const std::string& out_dtype) {
             linear.forward({rows, reinterpret_cast<const void*>(x), parse_dtype(x_dtype), reinterpret_cast<void*>(out),
                             parse_dtype(out_dtype)});

@@ -70,7 +70,7 @@ Linear::Linear(std::shared_ptr<Context> context, std::shared_ptr<const PackedMat
   }
 }
 
-void Linear::forward(const LinearArgs& args) {
+void Linear::forward(const LinearArgs& args) const {
   if (args.rows == 0) return;
   Context::Session session(*context_);
   for (std::size_t begin = 0; begin < args.rows; begin += kChunkRows) {

@@ -22,7 +22,7 @@ class Linear {
   Linear(std::shared_ptr<Context> context, std::shared_ptr<const PackedMatrix> packed, const TierTable& table);
 
   // y = x·Wᵀ + bias. A row's bits do not depend on the other rows nor on the number of threads.
-  void forward(const LinearArgs& args);
+  void forward(const LinearArgs& args) const;
 
  private:
   struct Chunk;
