@@ -1,4 +1,4 @@
-"""Linears on the kernel and in torch's bf16: in a model whose experts are on the kernel, and alone; one interleaved run.
+"""Linears on the kernel and in torch's bf16, in a model whose experts are on the kernel and alone, in one run.
 
     python benchmarks/linears.py [--tokens 1,256] [--rounds 15] [--threads 1]
 
