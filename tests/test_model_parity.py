@@ -121,11 +121,12 @@ def test_a_checkpoint_loads_with_experts_and_linears_on_the_kernel(tmp_path: Pat
     folder = models.save_with_tokenizer(model, tmp_path / "model")
     ktransformers.inject(model, "cpu-only")
     wanted = _logits(model, ids)
-    loaded = KTransformer.from_pretrained(folder, rules="cpu-only", threads=1)
-    assert loaded.report is not None
-    assert len(loaded.report.replacements) == 2 + 3 * 4 + 3 + 1
-    assert torch.equal(_logits(loaded.model, ids), wanted)
-    assert all("1 thread " in r.summary for r in loaded.report.replacements)
+    for cache in (False, tmp_path / "cache", tmp_path / "cache"):  # the third one finds its experts there
+        loaded = KTransformer.from_pretrained(folder, rules="cpu-only", threads=1, cache=cache)
+        assert loaded.report is not None
+        assert len(loaded.report.replacements) == 2 + 3 * 4 + 3 + 1
+        assert torch.equal(_logits(loaded.model, ids), wanted)
+        assert all("1 thread " in r.summary for r in loaded.report.replacements)
 
 
 def test_routers_choose_as_before_with_correction_biases_of_five() -> None:

@@ -65,6 +65,10 @@ class LinearWrapper(Described):
         """Whether `forward` can run."""
         return self._linear is not None
 
+    def packed_bytes(self, *, biased: bool = False) -> int:
+        """What `nbytes` will be, known before `load_weights`."""
+        return self._allocate(biased).nbytes  # the layout itself says it: memory is laid out and never touched
+
     @property
     def nbytes(self) -> int:
         """Bytes of packed weights, all of which one row reads; 0 before `load_weights`."""
@@ -84,13 +88,7 @@ class LinearWrapper(Described):
         biases = None if bias is None else _as_float32(self._read(bias, "bias", (self.out_features,)))
         context = shared_context(self._threads)
         try:
-            packed = _ext.PackedMatrix(
-                self.out_features,
-                self.in_features,
-                MatrixFormat(self.format).native(),
-                self._rotate,
-                biases is not None,
-            )
+            packed = self._allocate(biases is not None)
         except MemoryError:
             least = math.prod(matrix.shape) * MatrixFormat(self.format).bits // 8
             raise MemoryError(
@@ -128,6 +126,10 @@ class LinearWrapper(Described):
         with translated():
             self._linear.forward(math.prod(leading), rows.address, rows.dtype, result.address, result.dtype)
         return out
+
+    def _allocate(self, biased: bool) -> _ext.PackedMatrix:
+        traits = MatrixFormat(self.format).native()
+        return _ext.PackedMatrix(self.out_features, self.in_features, traits, self._rotate, biased)
 
     def _read(self, value: object, name: str, shape: tuple[int, ...]) -> Array:
         try:

@@ -41,9 +41,10 @@ def choose_rules(model: str, rules: str | None, backend: str | None = None) -> R
 def _with_backend(rules: RuleSet, backend: str) -> RuleSet:
     import kt_kernel
     from ktransformers.errors import RuleFileError
+    from ktransformers.operators import registry
 
     kt_kernel.parse_backend(backend)
-    has_backend = [rule.replacement.endswith(_EXPERTS_CLASS) for rule in rules]
+    has_backend = [registry.canonical(rule.replacement) == _EXPERTS_CLASS for rule in rules]
     if not any(has_backend):
         raise RuleFileError(f"--backend {backend}: no rule of {rules.origin} uses {_EXPERTS_CLASS}, whose it is")
     changed = (

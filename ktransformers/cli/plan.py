@@ -30,6 +30,9 @@ def plan(
     context: Annotated[
         int | None, typer.Option(min=1, help="Tokens in the cache. Default: 4096, or what the model has at most.")
     ] = None,
+    legacy: Annotated[
+        bool, typer.Option("--legacy", help="An older rule file: rules that match nothing are warnings, not errors.")
+    ] = False,
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Measure the memory bandwidth, for the ceiling of decoding.")
     ] = True,
@@ -43,7 +46,7 @@ def plan(
 
     chosen = choose_rules(model, rules, backend)
     bandwidth = kt_kernel.read_bandwidth(threads) if measure else None
-    found = forecast(model, chosen, threads=threads, context=context, bandwidth=bandwidth)
+    found = forecast(model, chosen, threads=threads, context=context, bandwidth=bandwidth, legacy=legacy)
     if as_json:
         results().print(json.dumps(found.as_dict(), indent=2), markup=False)
     else:

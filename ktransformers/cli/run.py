@@ -71,7 +71,7 @@ def run(
     question = _read_prompt(prompt)
     # A token is a character at least, so this is what the context can come to.
     context = len(question) + max_new_tokens
-    announce(model, rule_set, threads=threads, context=context, verbose=verbose, force=force)
+    announce(model, rule_set, threads=threads, context=context, legacy=legacy, verbose=verbose, force=force)
     loaded = KTransformer.from_pretrained(
         model, rules=rule_set, threads=threads, cache=cache, weights_path=weights_path, legacy=legacy
     )

@@ -18,6 +18,7 @@ def announce(
     *,
     threads: int | None = None,
     context: int | None = None,
+    legacy: bool = False,
     verbose: bool = False,
     force: bool = False,
 ) -> None:
@@ -30,7 +31,7 @@ def announce(
     from ktransformers import forecast
     from ktransformers.errors import DoesNotFitError
 
-    found = forecast(model, rules, threads=threads, context=context)
+    found = forecast(model, rules, threads=threads, context=context, legacy=legacy)
     for line in found.lines(verbose=verbose) or ["experts: transformers' own, no rule replaces any"]:
         say(line)
     try:

@@ -33,6 +33,7 @@ _FIRST_FORWARD = 60 << 20
 # Tokens of a prompt that fill the experts' working memory; fewer take their share.
 _LONG_PROMPT = 1024
 _USUAL_CONTEXT = 4096
+_PACKED = {"KExpertsCPU": "packed experts", "KLinearCPU": "packed linears"}
 
 
 def forecast(
@@ -42,6 +43,7 @@ def forecast(
     threads: int | None = None,
     context: int | None = None,
     bandwidth: float | None = None,
+    legacy: bool = False,
     trust_remote_code: bool = False,
 ) -> Forecast:
     """What `model` under `rules` will take here. Reads its configuration, never a weight.
@@ -52,12 +54,13 @@ def forecast(
         threads: of the kernel, where the rules do not say.
         context: tokens that are kept in the cache; None: 4096, or what the model has at most.
         bandwidth: bytes a second, for the ceiling of decoding; `kt_kernel.read_bandwidth()` measures it.
+        legacy: rules that decide nothing are no errors.
 
     Raises `CheckpointError`, `RuleFileError`, `RuleMatchError` as loading would. What does not fit is no error here:
     see `Forecast.raise_unless_fits`.
     """
     meta = model if isinstance(model, PreTrainedModel) else _meta_model(model, trust_remote_code)
-    plan = make_plan(rules_for(meta, rules, threads), meta)
+    plan = make_plan(rules_for(meta, rules, threads), meta, allow_dead=legacy)
     source = source_quantisation(meta.config)
     operators = _construct(plan, meta)
     footprints = {name: operator.footprint() for name, operator in operators.items()}
@@ -133,9 +136,8 @@ def _of_operators(operators: dict[str, BaseInjectedModule], footprints: dict[str
     groups: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
     for name, operator in operators.items():
         footprint = footprints[name]
-        kind = (
-            "packed experts" if footprint.details.get("op") == "KExpertsCPU" else f"{type(operator).__name__} weights"
-        )
+        op = footprint.details.get("op", "")
+        kind = _PACKED.get(op, f"{type(operator).__name__} weights")
         key = (kind, footprint.device, footprint.format)
         floats = sum(p.nbytes for p in operator.orig_module.parameters()) if footprint.keeps_original else 0
         groups.setdefault(key, []).append((footprint.nbytes + floats, footprint.read_per_token))

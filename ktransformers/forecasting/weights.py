@@ -33,17 +33,18 @@ def other_weights(model: PreTrainedModel, replaced: Iterable[nn.Module], run: Dr
     Read are the modules that the dry run entered, of embeddings one row, of experts a token's share. Without a dry run
     every module counts as entered.
     """
-    apart = {id(parameter) for module in replaced for parameter in module.parameters()}
+    # By module: a head that is packed leaves the embedding that it is tied to in memory.
+    apart = {id(inner) for module in replaced for inner in module.modules()}
     tied = _tied(model)
     by_format: dict[str, int] = {}
     counted: set[int] = set()
     reads: dict[int, int] = {}
     for module in model.modules():
+        if id(module) in apart:
+            continue
         entered = run is None or id(module) in run.entered
         for parameter, share in _shares(module):
             key = tied.get(id(parameter), id(parameter))
-            if key in apart:
-                continue
             if key not in counted:
                 counted.add(key)
                 name = str(parameter.dtype).removeprefix("torch.")

@@ -14,6 +14,7 @@ from ktransformers.experts import ModuleWeights
 from ktransformers.log import warn_once
 from ktransformers.operators import devices
 from ktransformers.operators.base import BaseInjectedModule, outside_of_graphs
+from ktransformers.operators.footprint import Footprint
 from ktransformers.operators.linear_cpu import KLinearCPU
 from ktransformers.operators.linear_torch import KLinearTorch
 from ktransformers.operators.options import LinearOptions, devices_are_strict
@@ -171,6 +172,17 @@ class KTransformersLinear(BaseInjectedModule):
             row = {"op": "KLinearTorch", "format": dtype, "tier": "torch", "device": str(self._generate.device)}
             size = self._generate.nbytes
         return {"backend": asked, **row, "bytes": str(size), "runs": self.active_backend}
+
+    def footprint(self) -> Footprint:
+        told = {key: value for key, value in self.describe().items() if key != "bytes"}
+        floats = sum(parameter.nbytes for parameter in self.orig_module.parameters())
+        if self._kernel is not None:
+            held = self._kernel.wrapper.packed_bytes(biased=self.orig_module.bias is not None)
+            return Footprint(told["device"], told["format"], held, held, self.needs_original, details=told)
+        assert self._generate is not None
+        # A copy on another device; on the CPU the original's own weights are computed with.
+        held = floats if self._generate.device.type != "cpu" else 0
+        return Footprint(told["device"], told["format"], held, floats, self.needs_original, details=told)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.active_backend}"

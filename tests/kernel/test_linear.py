@@ -114,6 +114,8 @@ def test_it_says_what_it_is() -> None:
     weight, _ = _matrix(64, 64)
     wrapper = _made(weight, backend="INT8", threads=2)
     assert wrapper.description == f"INT8 → INT8 on {wrapper.tier}, 2 threads"
+    assert LinearWrapper(64, 64, backend="INT8").packed_bytes() == wrapper.nbytes
+    assert LinearWrapper(64, 64, backend="INT8").packed_bytes(biased=True) == wrapper.nbytes + 2 * 128
     assert wrapper.nbytes == 64 * 64 + 2 * 256  # two blocks, each with a trailer of scales and sums
     assert repr(wrapper).startswith("LinearWrapper(64 → 64; INT8 → INT8 on ")
     assert copy.deepcopy(wrapper).forward(torch.ones(1, 64)).shape == (1, 64)
