@@ -9,9 +9,8 @@ from torch import nn
 
 from ktransformers.errors import Problem
 from ktransformers.hints import nearest
-from ktransformers.injection.match import Matching, Modules, RuleUse
+from ktransformers.injection.match import Matching, Modules, RuleUse, instance_class
 from ktransformers.injection.proposal import propose_pattern
-from ktransformers.injection.resolve import import_class
 from ktransformers.injection.tree import collapse, experts_modules, without_numbers
 from ktransformers.rules import Rule, RuleSet
 
@@ -75,7 +74,7 @@ def _half_matches(rule: Rule, modules: Modules) -> str:
     """`name` and `class` are and-ed: says what the name alone finds."""
     named = [(name, type(module).__name__) for name, module in modules if rule.matches_name(name)]
     if not named:
-        of_class = import_class(str(rule.module_class))
+        of_class = instance_class(str(rule.module_class))
         hints = [near_names(str(rule.name), modules)]
         hints.append(_proposal(rule, [(name, module) for name, module in modules if isinstance(module, of_class)]))
         return "; ".join(["`name` finds nothing", *(hint for hint in hints if hint)])

@@ -13,7 +13,7 @@ from ktransformers.injection.resolve import import_class
 from ktransformers.injection.tree import is_injected
 from ktransformers.rules import Rule, RuleSet
 
-__all__ = ["Matching", "RuleUse", "match_rules"]
+__all__ = ["Matching", "RuleUse", "instance_class", "match_rules"]
 
 Modules = Sequence[tuple[str, nn.Module]]
 _Classes = type | tuple[type, ...]
@@ -96,13 +96,14 @@ def _tests(rules: RuleSet) -> tuple[list[tuple[Rule, _Classes | None]], list[Pro
     problems: list[Problem] = []
     for rule in rules:
         try:
-            tests.append((rule, _instance_class(rule.module_class) if rule.module_class else None))
+            tests.append((rule, instance_class(rule.module_class) if rule.module_class else None))
         except UnknownOperatorError as error:
             problems.append(rule.problem(f"`match.class`: {error}"))
     return tests, problems
 
 
-def _instance_class(path: str) -> _Classes:
+def instance_class(path: str) -> _Classes:
+    """What `match.class` asks `isinstance` for. Raises UnknownOperatorError."""
     vendored = vendored_classes(path)
     if vendored is not None:
         return vendored

@@ -11,7 +11,7 @@ import pytest
 from ktransformers.errors import RuleNotFoundError
 from ktransformers.rules import catalog, default_rules_for, find_rules, load_rules, rules_folder, shipped_rules
 
-_NAMES = {"DeepSeek-V3", "Mixtral", "moe", "OLMoE", "Qwen2MoE", "Qwen3MoE", "Qwen3MoE-serve-amx"}
+_NAMES = {"cpu-only", "DeepSeek-V3", "Mixtral", "moe", "OLMoE", "Qwen2MoE", "Qwen3MoE", "Qwen3MoE-serve-amx"}
 
 
 def test_every_shipped_file_is_listed_and_read() -> None:
