@@ -89,19 +89,6 @@ _LATENT = {
 }
 
 
-def make_deepseek_v2(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
-    """8 routed experts, 1 shared, layer 0 dense, latent attention."""
-    moe = {
-        "moe_intermediate_size": 48,
-        "n_routed_experts": 8,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "first_k_dense_replace": 1,
-    }
-    config = {**_COMMON, **moe, **_LATENT, **overrides}
-    return _build(DeepseekV2ForCausalLM, DeepseekV2Config(**config), seed)
-
-
 def make_deepseek_v3(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """8 routed experts in 4 groups, 1 shared, layer 0 dense, a correction bias that is mostly negative."""
     moe = {
@@ -208,19 +195,6 @@ def make_qwen3_dense(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
 def make_starcoder2(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """No experts; a family that GGUF tables of ours do not know."""
     return _build(Starcoder2ForCausalLM, Starcoder2Config(**{**_COMMON, **overrides}), seed)
-
-
-def make_glm4_moe(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
-    """8 routed experts, 1 shared, layer 0 dense."""
-    moe = {
-        "moe_intermediate_size": 48,
-        "n_routed_experts": 8,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "first_k_dense_replace": 1,
-    }
-    config = {**_COMMON, **moe, "head_dim": 16, **overrides}
-    return _build(Glm4MoeForCausalLM, Glm4MoeConfig(**config), seed)
 
 
 def make_qwen3_next(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kt_kernel.backends import Backend, Format
+from kt_kernel.backends import Backend
+from kt_kernel.layer_formats import ROTATED
 
 __all__ = ["Described"]
 
@@ -21,13 +22,17 @@ class Described:
         return self._tier
 
     @property
-    def format(self) -> Format:
-        """Format of the packed weights, "INT8" or "BF16"."""
+    def format(self) -> str:
+        """Format of the packed weights, such as "INT8" or "BF16"."""
         return self._backend.format
 
     @property
     def rotated(self) -> bool:
         """Whether weights and activations are rotated before quantising."""
+        return self._rotate
+
+    @property
+    def _is_rotated(self) -> bool:
         return self._rotate
 
     @property
@@ -43,6 +48,6 @@ class Described:
     @property
     def description(self) -> str:
         """Who runs: "AMXINT8 → INT8 on avx2, 2 threads"."""
-        rotation = " (not rotated)" if self.format == "INT8" and not self._rotate else ""
+        rotation = " (not rotated)" if self.format in ROTATED and not self._is_rotated else ""
         threads = "1 thread" if self._threads == 1 else f"{self._threads} threads"
         return f"{self.backend} → {self.format}{rotation} on {self.tier}, {threads}"

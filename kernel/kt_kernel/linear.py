@@ -15,7 +15,7 @@ from kt_kernel.config import too_many_inputs
 from kt_kernel.contexts import resolve_threads, shared_context
 from kt_kernel.described import Described
 from kt_kernel.errors import ConfigError, InputError, NotLoadedError, WeightsError, translated
-from kt_kernel.layer_formats import MatrixFormat
+from kt_kernel.layer_formats import ROTATED, LayerFormats
 from kt_kernel.tier import choose_tier
 
 __all__ = ["LinearWrapper"]
@@ -56,7 +56,7 @@ class LinearWrapper(Described):
             raise ConfigError(problem)
         self._threads = resolve_threads(threads)
         self._tier = choose_tier(self._backend, strict=strict).tier
-        self._rotate = bool(rotate) and self._backend.format == "INT8"
+        self._rotate = bool(rotate) and self._backend.format in ROTATED
         self._packed: _ext.PackedMatrix | None = None
         self._linear: _ext.Linear | None = None
 
@@ -90,7 +90,7 @@ class LinearWrapper(Described):
         try:
             packed = self._allocate(biases is not None)
         except MemoryError:
-            least = math.prod(matrix.shape) * MatrixFormat(self.format).bits // 8
+            least = math.prod(matrix.shape) * LayerFormats.both(self.format).down.bits // 8
             raise MemoryError(
                 f"no memory for the packed {self.format} weights of a linear layer {self.out_features} × "
                 f"{self.in_features}, {least} bytes ({least / 2**30:.1f} GiB) or a little more; free some, or raise "
@@ -128,7 +128,7 @@ class LinearWrapper(Described):
         return out
 
     def _allocate(self, biased: bool) -> _ext.PackedMatrix:
-        traits = MatrixFormat(self.format).native()
+        traits = LayerFormats.both(self.format).down.native()
         return _ext.PackedMatrix(self.out_features, self.in_features, traits, self._rotate, biased)
 
     def _read(self, value: object, name: str, shape: tuple[int, ...]) -> Array:
