@@ -79,16 +79,6 @@ def make_qwen2_moe(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     return _build(Qwen2MoeForCausalLM, Qwen2MoeConfig(**config), seed)
 
 
-_LATENT = {
-    "q_lora_rank": 24,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 16,
-    "num_key_value_heads": 4,
-}
-
-
 def make_deepseek_v3(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """8 routed experts in 4 groups, 1 shared, layer 0 dense, a correction bias that is mostly negative."""
     moe = {
@@ -103,7 +93,8 @@ def make_deepseek_v3(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
         "first_k_dense_replace": 1,
         "num_mtp_layers": 0,
     }
-    config = {**_COMMON, **moe, **_LATENT, **overrides}
+    attention = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
+    config = {**_COMMON, **moe, **attention, "num_key_value_heads": 4, **overrides}
     return _build(DeepseekV3ForCausalLM, DeepseekV3Config(**config), seed)
 
 
