@@ -5,7 +5,7 @@ What of the model is no experts is decoded for transformers this way, and expert
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +16,10 @@ import torch
 from transformers import PreTrainedModel
 
 from kt_kernel import WeightsError
+from kt_kernel.checkpoint import Entry
 from kt_kernel.packed_file import Source
 from kt_kernel.sources import Parts, Scheme, as_numpy, is_read, scheme_for
+from kt_kernel.sources.experts import find_quantized
 from ktransformers.checkpoints.headers import CheckpointFiles, ReadRows, TensorHeader, Unread, read_headers
 from ktransformers.errors import CheckpointError
 
@@ -69,6 +71,27 @@ class DecodedFiles(CheckpointFiles):
         """Every tensor by its name, for transformers to read what it takes."""
         read = self.opened(stack)
         return {name: Unread(read, name) for name in self.tensors}
+
+    def matrices(self, names: Iterable[str], read: ReadRows, *, interleaved: bool) -> Mapping[str, Any] | None:
+        """The experts that the decoded weights `names` make, as `kt_kernel.MoEWrapper.load_weights` takes quantised
+        ones, each read by `read` and decoded when it is packed.
+
+        interleaved: a stored gate_up has the channels of gate and up in turns. None where they are not all stored
+        quantised, or come as floats (reordered inputs).
+        """
+        parts = [on_disk for name in names for on_disk in self.members.get(name, {"": name}).values()]
+        layers = find_quantized([_entry(self.raw, name, read) for name in parts], self.scheme)
+        if len(layers) != 1:
+            return None
+        (layer,) = layers.values()
+        if {entry.name for entry in layer.entries} != set(parts):
+            return None
+        try:
+            found = layer.matrices(interleaved)
+            first = [value[0] for name, value in found.items() if not name.endswith("_bias")]
+        except WeightsError as error:
+            raise CheckpointError(f"{self.folder}: {error}") from error
+        return None if any(isinstance(weight, np.ndarray) for weight in first) else found
 
     def _decode(self, name: str, tensors: Mapping[str, Any]) -> torch.Tensor:
         try:
@@ -125,6 +148,14 @@ def decoded(files: CheckpointFiles, quantization_config: Mapping[str, Any], dtyp
         tensors[weight] = TensorHeader(first.file, _DTYPE_NAMES[dtype], full)
         made[weight] = parts
     return DecodedFiles(files.folder, tensors, files, scheme, dtype, made)
+
+
+def _entry(files: CheckpointFiles, name: str, read: ReadRows) -> Entry:
+    def fetch(expert: int | None) -> torch.Tensor:
+        return read(name, slice(None)) if expert is None else read(name, slice(expert, expert + 1))[0]
+
+    header = files.tensors[name]
+    return Entry(name, header.shape, header.dtype, str(header.file), fetch)
 
 
 def _split(name: str, scheme: Scheme) -> tuple[str, str] | None:

@@ -7,7 +7,7 @@ every family's names and layouts on disk come out right, and what is in memory a
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from kt_kernel.checkpoint import LazyStack
 from kt_kernel.packed_file import Source
 from ktransformers.checkpoints.conversion import branch, conversion_mapping, convert_into, sources_of
+from ktransformers.checkpoints.decoded import DecodedFiles
 from ktransformers.checkpoints.headers import TORCH_DTYPES, CheckpointFiles, ReadRows
 from ktransformers.checkpoints.memory import give_back
 from ktransformers.checkpoints.parts import Part, common_start, split_experts
@@ -32,6 +33,7 @@ from ktransformers.experts import ExpertsSpec, layer_weights, weight_shapes
 __all__ = ["CheckpointModule", "CheckpointSource", "open_source"]
 
 Read = tuple[Part, nn.Module]
+Stored = Callable[..., Mapping[str, Any] | None]
 
 _GIVE_BACK_EVERY = 64 << 20  # bytes read. What is freed in between is used again, which is faster than new pages.
 
@@ -85,9 +87,20 @@ class CheckpointSource:
             stack.callback(give_back)
             stack.enter_context(progress_bar(shown=False))
             read = self._files.opened(stack)
+            if isinstance(self._files, DecodedFiles):
+                yield (self._stored(self._files, name, parts[name], read, stack) for name in names)
+                return
             jobs = (partial(self._read, read, name, part) for name in names for part in parts[name])
             reads = stack.enter_context(closing(read_ahead(jobs)))
             yield (CheckpointModule(self._twin.get_submodule(name), reads) for name in names)
+
+    def _stored(
+        self, files: DecodedFiles, name: str, parts: Sequence[Part], read: ReadRows, stack: ExitStack
+    ) -> CheckpointModule:
+        """A module whose weights may also be taken as they are stored; read ahead is then nothing beyond it."""
+        reads = stack.enter_context(closing(read_ahead(partial(self._read, read, name, part) for part in parts)))
+        stored = partial(files.matrices, self._names[name], files.raw.opened(stack))
+        return CheckpointModule(self._twin.get_submodule(name), reads, stored)
 
     def _parts(self, name: str) -> list[Part]:
         """A few experts each where the module's tensors allow it, else the module as a whole."""
@@ -152,9 +165,10 @@ def open_source(files: CheckpointFiles, model: PreTrainedModel, names: Iterable[
 class CheckpointModule:
     """One module's weights: a `ModuleWeights`."""
 
-    def __init__(self, skeleton: nn.Module, reads: Iterator[Read]) -> None:
+    def __init__(self, skeleton: nn.Module, reads: Iterator[Read], stored: Stored | None = None) -> None:
         self._skeleton = skeleton
         self._reads = reads
+        self._stored = stored
 
     def fill(self, module: nn.Module) -> None:
         """Raises `CheckpointError` when the files no longer hold what they held."""
@@ -177,8 +191,11 @@ class CheckpointModule:
             del filled
             part, filled = next(self._reads)
 
-    def quantized(self, spec: ExpertsSpec) -> None:
-        """A checkpoint's experts are floats, those of a quantised one once they are decoded."""
+    def quantized(self, spec: ExpertsSpec) -> Mapping[str, Any] | None:
+        """The experts on the grid they are stored on, each read when it is packed; None where they are floats, or on a
+        grid that is not packed.
+        """
+        return None if self._stored is None else self._stored(interleaved=not spec.is_concatenated)
 
     def experts(self, spec: ExpertsSpec) -> Mapping[str, LazyStack]:
         """Raises `CheckpointError` when the files no longer hold what they held."""

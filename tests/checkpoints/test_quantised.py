@@ -45,6 +45,24 @@ def test_without_rules_it_is_the_float_model(pair: tuple[Path, Path]) -> None:
     assert torch.equal(_logits(quantised), _logits(plain))
 
 
+@pytest.mark.parametrize("backend", ["auto", None])
+def test_backend_auto_keeps_the_numbers_of_the_checkpoint(pair: tuple[Path, Path], backend: str | None) -> None:
+    quantised = KTransformer.from_pretrained(pair[0], rules=_rules(backend))
+    exact = KTransformer.from_pretrained(pair[1], dtype=torch.float32)
+    assert quantised.report is not None
+    formats = {entry.details["format"] for entry in quantised.report.replacements}
+    assert formats == {"FP8" if pair[0].name == "fp8" else "INT4"}
+    draw = torch.Generator().manual_seed(0)
+    hidden, weights = torch.randn(48, 64, generator=draw), torch.rand(48, 2, generator=draw)
+    ids = torch.stack([torch.randperm(8, generator=draw)[:2] for _ in range(48)])
+    for name in ("model.layers.1.mlp.experts", "model.layers.2.mlp.experts"):
+        with torch.inference_mode():
+            wanted = exact.model.get_submodule(name)(hidden, ids, weights)
+            given = quantised.model.get_submodule(name)(hidden, ids, weights)
+        # The weights are the very same, up to the twin's bf16; activations are rounded to 8 bits in groups, or to bf16.
+        assert (given - wanted).norm() / wanted.norm() < 0.015
+
+
 def test_deepseek_v3_in_fp8(tmp_path: Path) -> None:
     pair = make_pair(tmp_path, "fp8", models.make_deepseek_v3)
     quantised, plain = (KTransformer.from_pretrained(folder, rules=_rules("BF16")) for folder in pair)
@@ -77,7 +95,7 @@ def test_a_variant_that_is_not_read_is_refused_before_weights_are_read(tmp_path:
         KTransformer.from_pretrained(quantised, rules=_rules("INT8"))
 
 
-def _rules(backend: str) -> list[dict[str, Any]]:
+def _rules(backend: str | None) -> list[dict[str, Any]]:
     kwargs = {"backend": backend, "threads": 1}
     replace = {"class": "ktransformers.operators.experts.KTransformersExperts", "kwargs": kwargs}
     return [{"match": {"name": r"\.mlp\.experts$"}, "replace": replace}]

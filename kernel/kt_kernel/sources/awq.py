@@ -26,6 +26,8 @@ class Awq:
         if bits != 4 or version != "gemm":
             raise WeightsError(f"AWQ with {bits} bits, version {version!r}; 4 bits, version 'gemm' are read")
 
+        self._symmetric = not config.get("zero_point", True)
+
     def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int] | None:
         words = shapes.get("qweight")
         return None if words is None else (words[1] * 8, words[0])
@@ -37,4 +39,4 @@ class Awq:
         packed = parts.get("qzeros")  # symmetric files may leave them out
         zeros = None if packed is None else unpack(packed, 4, axis=1, order=AWQ_ORDER).T
         need(zeros is None or zeros.shape == scales.shape, parts, "scales and zero points have different shapes")
-        return grouped(parts, codes, scales, zeros, 4)
+        return grouped(parts, codes, scales, zeros, 4, self._symmetric)

@@ -79,18 +79,20 @@ def grouped(
     scales: NDArray[Any],
     zeros: NDArray[np.integer[Any]] | None,
     bits: int,
+    symmetric: bool = True,
 ) -> GroupedMatrix:
     """scales·(codes − zeros), codes (N, K) from 0 to 2^bits − 1, scales and zeros (N, G); None: zeros at half range.
 
-    A zero point in the middle becomes signed levels, any other a minimum; both are exact, as a scale has 11 bits at
-    most and a zero point no more than 9.
+    Zero points in the middle become signed levels, any others a minimum; both are exact, as a scale has 11 bits at most
+    and a zero point no more than 9. `symmetric` False: a minimum in any case, so that all matrices of a checkpoint with
+    zero points are alike.
     """
     scales = np.ascontiguousarray(scales, dtype=np.float32)
     count = scales.shape[1]
     inputs = codes.shape[1]
     group = _group_size(parts, inputs, count)
     half = 1 << (bits - 1)
-    if zeros is None or bool((zeros == half).all()):
+    if zeros is None or (symmetric and bool((zeros == half).all())):
         values = (codes.astype(np.int16) - half).astype(np.int8)
         return _regrouped(GroupedMatrix(values, scales, group, "int4" if bits <= 4 else "int8"))
     offset = half if bits == 8 else 0  # 8-bit codes need the sign to fit

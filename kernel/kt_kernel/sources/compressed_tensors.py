@@ -48,6 +48,7 @@ class CompressedTensors:
         self._bits = int(weights.get("num_bits", 8))
         if self._format == "pack-quantized" and self._bits not in _BITS:
             raise WeightsError(f"compressed-tensors with {self._bits} bits; {', '.join(map(str, _BITS))} are read")
+        self._symmetric = bool(weights.get("symmetric", True))
         block = weights.get("block_structure")
         self._block = None if block is None else (int(block[0]), int(block[1]))
         self.name = f"compressed-tensors {self._format}"
@@ -95,7 +96,7 @@ class CompressedTensors:
             need(zeros.shape == scales.shape, parts, f"zero points {zeros.shape} and scales {scales.shape} differ")
         index = parts.get("weight_g_idx")
         if index is None or bool((index < 0).all()):  # −1 throughout: not reordered
-            return grouped(parts, codes, scales, zeros, self._bits)
+            return grouped(parts, codes, scales, zeros, self._bits, self._symmetric)
         need(index.shape == (inputs,), parts, f"weight_g_idx has shape {index.shape}, and there are {inputs} inputs")
         offsets = (
             np.full(scales.shape, 1 << (self._bits - 1), np.float32) if zeros is None else zeros.astype(np.float32)

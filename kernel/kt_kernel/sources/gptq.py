@@ -27,6 +27,7 @@ class Gptq:
         self._bits = int(config.get("bits", 4))
         if self._bits not in _BITS:
             raise WeightsError(f"GPTQ with {self._bits} bits; {', '.join(map(str, _BITS))} are read")
+        self._symmetric = bool(config.get("sym", True))
         # The first format stores zero points less one.
         self._zero_offset = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
 
@@ -49,7 +50,7 @@ class Gptq:
             need(there, parts, "g_idx names groups that have no scale")
             weights: Weight = scales[:, index] * (codes.astype(np.float32) - zeros[:, index].astype(np.float32))
             return weights
-        return grouped(parts, codes, scales, zeros, self._bits)
+        return grouped(parts, codes, scales, zeros, self._bits, self._symmetric)
 
 
 def _is_ordered(index: np.ndarray[Any, Any], inputs: int, groups: int) -> bool:
