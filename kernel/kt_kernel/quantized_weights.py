@@ -47,8 +47,13 @@ def holds_quantized(weights: object) -> bool:
     """Whether a weights argument is a dictionary of quantised matrices, one for each expert."""
     if not isinstance(weights, Mapping):
         return False
-    values = [value for name, value in weights.items() if name in _WEIGHTS]
-    return any(isinstance(value, Sequence) and len(value) > 0 for value in values)
+    return any(_is_quantized(value) for name, value in weights.items() if name in _WEIGHTS)
+
+
+def _is_quantized(value: object) -> bool:
+    if isinstance(value, (list, tuple)):  # of numbers it is a matrix that is no array, which the other door refuses
+        return any(isinstance(each, (GroupedMatrix, Fp8Matrix)) for each in value)
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))  # read when it is taken
 
 
 def open_quantized(weights: Mapping[str, Any], config: MoEConfig, gated: bool) -> QuantizedExperts:

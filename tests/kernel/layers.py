@@ -21,7 +21,7 @@ TIERS = [tier.name for tier in _ext.tiers() if tier.compiled and not tier.missin
 FORMATS = ("INT8", "BF16")
 # Formats whose error against the float weights is bounded; tests/kernel/test_grouped.py has the others.
 TIER_FORMATS = [(tier.name, format) for tier in _ext.tiers() if tier.name in TIERS for format in FORMATS]
-BEST = {format: tier for tier, format in TIER_FORMATS}
+BEST = {format: tier.name for tier in _ext.tiers() if tier.name in TIERS for format in tier.formats}
 """Format → its highest tier here."""
 BOUND = {"INT8": 0.02, "BF16": 0.006}
 """Largest relative L2 error against float64 on Gaussian weights."""
