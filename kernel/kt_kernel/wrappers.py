@@ -107,6 +107,7 @@ class MoEWrapper(Described):
         prefix: str | None = None,
         *,
         mapped: bool = False,
+        own_grid: bool = False,
     ) -> None:
         """Quantises and packs the experts. A failure, Ctrl-C included, leaves the wrapper as it was.
 
@@ -122,6 +123,7 @@ class MoEWrapper(Described):
                 they are packed on their own grid, whatever format the backend would quantise floats to.
             prefix: which layer, where a file holds several, e.g. "model.layers.3.mlp.experts".
             mapped: work on a packed file where it lies, in pages that processes share, in place of a copy in memory.
+            own_grid: take a packed file also when its weights came quantised and are on their own grid, see `format`.
 
         Raises:
             WeightsError: what is missing, too much, misshapen, damaged, NaN or infinite, or packed for another wrapper.
@@ -129,7 +131,7 @@ class MoEWrapper(Described):
         context = shared_context(self._threads)
         found = find_packed(Path(weights), prefix) if isinstance(weights, (str, os.PathLike)) else None
         if found is not None:
-            self._check_packed(*found)
+            self._check_packed(*found, own_grid=own_grid)
             packed = map_packed(*found) if mapped else read_packed(*found)
         elif isinstance(weights, Mapping) and holds_quantized(weights):
             packed = pack_quantized(open_quantized(weights, self.config, self.gate.gated), context)
@@ -149,12 +151,16 @@ class MoEWrapper(Described):
         assert self._packed is not None
         save_packed(Path(path), self._packed, prefix, sources)
 
-    def _check_packed(self, path: Path, layer: PackedLayer) -> None:
+    def _check_packed(self, path: Path, layer: PackedLayer, *, own_grid: bool) -> None:
         """Raises `WeightsError` that names everything in which the file is not what this wrapper runs."""
         config = self.config
-        pairs = {
+        quantised = {
             "format": (layer.formats.name, self._backend.format),
             "rotated": (layer.rotated, self._rotate),
+        }
+        pairs = {
+            # Numbers that came quantised are never rotated: that would leave their grid.
+            **({} if own_grid and not layer.rotated else quantised),
             "gated": (layer.gated, self.gate.gated),
             "expert_num": (layer.experts, config.expert_num),
             "hidden_size": (layer.hidden, config.hidden_size),

@@ -19,7 +19,7 @@ from ktransformers.cli.chat_template import read_template, tokenizer_of
 from ktransformers.cli.chosen_rules import choose_rules
 from ktransformers.cli.console import listen_to_logs, say
 from ktransformers.cli.failures import WrongInputError
-from ktransformers.cli.startup import announce
+from ktransformers.cli.startup import Cache, WeightsPath, announce, load
 
 if TYPE_CHECKING:
     from ktransformers.cli.conversation import Conversation
@@ -53,6 +53,8 @@ def chat(
         Path | None, typer.Option(help="A Jinja file in the place of the model's own chat template.")
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Show what the model reads for each turn: text and ids.")] = False,
+    weights_path: WeightsPath = None,
+    cache: Cache = True,
     force: Annotated[bool, typer.Option("--force", help="Go on although the model does not fit into memory.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what runs for each layer, not each range.")] = False,
 ) -> None:
@@ -60,7 +62,6 @@ def chat(
     listen_to_logs()
     import torch
 
-    from ktransformers import KTransformer
     from ktransformers.cli.conversation import Conversation
 
     template = read_template(chat_template)
@@ -68,7 +69,7 @@ def chat(
     if seed is not None:
         torch.manual_seed(seed)
     announce(model, rule_set, threads=threads, verbose=verbose, force=force)
-    loaded = KTransformer.from_pretrained(model, rules=rule_set, threads=threads)
+    loaded = load(model, rule_set, threads=threads, cache=cache, weights_path=weights_path)
     tokenizer = tokenizer_of(loaded, template)
     if not tokenizer.chat_template:
         raise WrongInputError(

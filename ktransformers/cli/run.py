@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +10,7 @@ import typer
 from ktransformers.cli.chosen_rules import choose_rules
 from ktransformers.cli.console import listen_to_logs, say
 from ktransformers.cli.failures import WrongInputError
-from ktransformers.cli.startup import announce
+from ktransformers.cli.startup import Cache, WeightsPath, announce, load
 
 __all__ = ["run"]
 
@@ -42,16 +41,8 @@ def run(
         typer.Option(min=0.0, help="0 takes the likeliest token each time, more samples. Default: as the model says."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
-    weights_path: Annotated[
-        Path | None, typer.Option(help="A folder that `kt convert` wrote of this model: experts are read from there.")
-    ] = None,
-    cache: Annotated[
-        bool,
-        typer.Option(
-            "--cache/--no-cache",
-            help="Keep packed experts on disk (KT_CACHE_DIR), so that the next start takes seconds.",
-        ),
-    ] = True,
+    weights_path: WeightsPath = None,
+    cache: Cache = True,
     force: Annotated[bool, typer.Option("--force", help="Go on although the model does not fit into memory.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what runs for each layer, not each range.")] = False,
     legacy: Annotated[
@@ -62,7 +53,6 @@ def run(
     listen_to_logs()
     import torch
 
-    from ktransformers import KTransformer
     from ktransformers.cli.clock import TokenClock
 
     rule_set = choose_rules(model, rules, backend)
@@ -72,11 +62,7 @@ def run(
     # A token is a character at least, so this is what the context can come to.
     context = len(question) + max_new_tokens
     announce(model, rule_set, threads=threads, context=context, legacy=legacy, verbose=verbose, force=force)
-    loaded = KTransformer.from_pretrained(
-        model, rules=rule_set, threads=threads, cache=cache, weights_path=weights_path, legacy=legacy
-    )
-    if note := getattr(getattr(loaded.model, "hf_quantizer", None), "cache_note", ""):
-        say(note)
+    loaded = load(model, rule_set, threads=threads, cache=cache, weights_path=weights_path, legacy=legacy)
     clock = TokenClock()
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "logits_processor": [clock]}
     if temperature is not None:

@@ -11,7 +11,7 @@ import typer
 from ktransformers.cli.chat_template import read_template, tokenizer_of
 from ktransformers.cli.chosen_rules import choose_rules
 from ktransformers.cli.console import hear_requests, listen_to_logs, say
-from ktransformers.cli.startup import announce
+from ktransformers.cli.startup import Cache, WeightsPath, announce, load
 
 if TYPE_CHECKING:
     from ktransformers.server.served import ServedModel
@@ -43,6 +43,8 @@ def serve(
     ] = None,
     api_key: Annotated[str | None, typer.Option(help="Answer only to clients that send this key.")] = None,
     enable_cors: Annotated[bool, typer.Option("--enable-cors", help="Let web pages of any origin ask.")] = False,
+    weights_path: WeightsPath = None,
+    cache: Cache = True,
     force: Annotated[bool, typer.Option("--force", help="Go on although the model does not fit into memory.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what runs for each layer, not each range.")] = False,
 ) -> None:
@@ -51,7 +53,6 @@ def serve(
     from ktransformers.server import require_packages
 
     require_packages()
-    from ktransformers import KTransformer
     from ktransformers.generation import context_of
     from ktransformers.server.run import bind, run_server, url_of
     from ktransformers.server.served import ServedModel
@@ -61,7 +62,7 @@ def serve(
     rule_set = choose_rules(model, rules, backend)
     with bind(host, port) as address:  # before minutes of loading: a port that is taken is known now
         announce(model, rule_set, threads=threads, context=max_context, verbose=verbose, force=force)
-        loaded = KTransformer.from_pretrained(model, rules=rule_set, threads=threads)
+        loaded = load(model, rule_set, threads=threads, cache=cache, weights_path=weights_path)
         tokenizer = tokenizer_of(loaded, template)
         context = check_context(context_of(loaded.model, tokenizer), max_context)
         served = ServedModel(model.rstrip("/") or model, loaded.model, tokenizer, context=context)

@@ -1,15 +1,29 @@
-"""What `kt run`, `kt serve` and `kt chat` find out and say before they read weights."""
+"""What `kt run`, `kt serve` and `kt chat` have in common: what they say before they read weights, and reading them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from ktransformers.cli.console import say
 
 if TYPE_CHECKING:
+    from ktransformers import KTransformer
     from ktransformers.rules import RuleSet
 
-__all__ = ["announce"]
+__all__ = ["Cache", "WeightsPath", "announce", "load"]
+
+Cache = Annotated[
+    bool,
+    typer.Option(
+        "--cache/--no-cache", help="Keep packed experts on disk (KT_CACHE_DIR), so that the next start takes seconds."
+    ),
+]
+WeightsPath = Annotated[
+    Path | None, typer.Option(help="A folder that `kt convert` wrote of this model: experts are read from there.")
+]
 
 
 def announce(
@@ -40,3 +54,23 @@ def announce(
         if not force:
             raise DoesNotFitError(f"{error}. `--force` goes on all the same") from None
         say(f"warning: {error}")
+
+
+def load(
+    model: str,
+    rules: RuleSet | None,
+    *,
+    threads: int | None,
+    cache: bool,
+    weights_path: Path | None,
+    legacy: bool = False,
+) -> KTransformer:
+    """The model, and a line on stderr about what came from the cache."""
+    from ktransformers import KTransformer
+
+    loaded = KTransformer.from_pretrained(
+        model, rules, threads=threads, cache=cache, weights_path=weights_path, legacy=legacy
+    )
+    if note := getattr(getattr(loaded.model, "hf_quantizer", None), "cache_note", ""):
+        say(note)
+    return loaded

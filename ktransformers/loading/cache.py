@@ -88,7 +88,9 @@ class PackedCache:
         wrapper = _wrapper(slot)
         if wrapper is None:
             return False
-        kind = f"{wrapper.format}{'' if wrapper.rotated or wrapper.format != 'INT8' else '-unrotated'}"
+        # Backend auto takes the numbers of a quantised source on their own grid, so the source decides the format.
+        auto = wrapper.backend == "auto"
+        kind = "auto" if auto else f"{wrapper.format}{'-rotated' if wrapper.rotated else ''}"
         path = self._paths[slot.name] = self.folder / f"{_plain(slot.name)}.{kind}.safetensors"
         try:
             if not path.is_file():
@@ -97,9 +99,9 @@ class PackedCache:
             if layer is None or layer.prefix != slot.name or layer.sources != self._sources:
                 log.warning("%s is not what this model's cache holds: %s is packed anew", path, slot.name)
                 return False
-            wrapper.load_weights(path, slot.name, mapped=True)
+            wrapper.load_weights(path, slot.name, mapped=True, own_grid=auto)
             if not self._stays_mapped(path, wrapper):
-                wrapper.load_weights(path, slot.name)
+                wrapper.load_weights(path, slot.name, own_grid=auto)
             hide_tensors(slot)
             slot.freed = True  # its floats were never here
             os.utime(self.folder)  # used now: evicted last

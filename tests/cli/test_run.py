@@ -146,7 +146,7 @@ def test_a_truncated_weight_file_is_words_and_no_traceback(kt: Kt, moe_folder: s
 def test_a_healthy_run_says_nothing_but_what_it_did(kt: Kt, moe_folder: str) -> None:
     result = kt("run", moe_folder, "--prompt", "abc", "--max-new-tokens", "2")
     said = [line.split(":")[0] for line in result.stderr.splitlines()]
-    assert said == ["rules", "model.layers.N.mlp.experts, N = 1–2", "speed"]
+    assert said == ["rules", "model.layers.N.mlp.experts, N = 1–2", "cache", "speed"]
 
 
 def test_verbose_names_every_layer(kt: Kt, moe_folder: str) -> None:

@@ -20,7 +20,7 @@ from ktransformers.loading.cache import cache_folder
 from ktransformers.operators.experts import KTransformersExperts
 from tests import models
 from tests.checkpoints.folders import make_checkpoint
-from tests.checkpoints.gguf.writer import write_gguf
+from tests.checkpoints.gguf.writer import Wish, write_gguf
 
 IDS = torch.arange(20).view(1, 20)
 
@@ -170,15 +170,21 @@ def test_a_changed_checkpoint_is_another_one(checkpoint: Path, cache: Path, read
     assert len(read) == 2
 
 
-def test_gguf_files_have_a_cache_too(tmp_path: Path, cache: Path, read: list[str]) -> None:
+@pytest.mark.parametrize("backend", ["INT8", "auto"])
+def test_gguf_files_have_a_cache_too(
+    tmp_path: Path, cache: Path, read: list[str], said: Callable[[], list[str]], backend: str
+) -> None:
     path = tmp_path / "model.gguf"
-    write_gguf(models.make_qwen3_moe(mlp_only_layers=[]), path)
-    without = _load(path, False)
-    assert torch.equal(_load(path, cache), without)
+    write_gguf(models.make_qwen3_moe(mlp_only_layers=[]), path, Wish({"": "F32", "exps": "Q4_0"}))
+    without = _load(path, False, backend)
+    before = said()
+    assert torch.equal(_load(path, cache, backend), without)
     assert len(_files(cache)) == 3
     for file in _files(cache):
         os.utime(file, ns=(0, 0))
-    assert torch.equal(_load(path, cache), without)
+    assert torch.equal(_load(path, cache, backend), without)
+    assert said() == before
+    assert {open_packed(file).formats.name for file in _files(cache)} == {"INT4" if backend == "auto" else "INT8"}
     assert all(file.stat().st_mtime_ns == 0 for file in _files(cache))  # read, not written again
     assert read == []  # nor is there another checkpoint
 
