@@ -30,6 +30,7 @@ class Variant:
 
 VARIANTS = (
     Variant("BF16 kernel", "BF16", rotate=True),
+    Variant("FP8 kernel", "FP8", rotate=True),
     Variant("INT8 kernel, rotated", "INT8", rotate=True),
     Variant("INT8 kernel, not rotated", "INT8", rotate=False),
     Variant("INT4 kernel, rotated", "INT4", rotate=True),

@@ -3,7 +3,7 @@
 //
 //   bench_moe [--threads N] [--experts 128] [--top-k 8] [--hidden 2048] [--intermediate 768] [--tokens 1,512] [--rounds
 //   7]
-//             [--tier NAME] [--format INT8|BF16|INT4|INT8_GROUPED]
+//             [--tier NAME] [--format INT8|BF16|INT4|INT8_GROUPED|FP8]
 //
 // Every round times each arithmetic probe and each kernel case once, and reads memory right before each case, so that
 // the two see the same minute of a shared machine; figures are medians over rounds. Probes run on the kernel's own

@@ -91,6 +91,20 @@ class MatrixTraits:
 def default_traits(format: str) -> MatrixTraits:
     """What weights that come as floats become in a format."""
 
+class Fp8View:
+    """An FP8 e4m3 matrix in memory: addresses of uint8 codes and of fp32 scales, one for each block (channels, inputs),
+    whose rows are `scale_stride` apart; strides in elements as (channel, input). Without codes: no matrix is there."""
+
+    def __init__(
+        self,
+        codes: int = 0,
+        strides: tuple[int, ...] = (0, 0),
+        scales: int = 0,
+        scale_stride: int = 0,
+        block: tuple[int, int] = (1, 1),
+        bias: int = 0,
+    ) -> None: ...
+
 class PackedExperts:
     """Packed weights of one layer, 64-byte aligned, independent of tier, threads and NUMA."""
     def __init__(
@@ -166,6 +180,10 @@ class PackedExperts:
         int8 values (channels, inputs), fp32 scales and minimums (channels, groups; 0 without), and the elements between
         channels of values and of the other two. WeightsValueError for a value that is none of the levels and for scales
         that are not finite or not exact in the matrix's dtype. Releases the GIL."""
+    def pack_fp8_expert(self, context: Context, expert: int, gate: Fp8View, up: Fp8View, down: Fp8View) -> None:
+        """Lays out one expert's codes and scales as they are, in a layer whose matrices are FP8. WeightsValueError for
+        NaN codes, scales that are not finite, and blocks that are neither whole channels nor multiples of 16 x 128.
+        Releases the GIL."""
     def load_expert(self, expert: int, data: Buffer) -> None:
         """Takes over one expert's packed bytes: a contiguous buffer of exactly `bytes_per_expert`, else KernelError.
         They have to come from a layer of equal sizes, formats, rotation, gate, biases and LAYOUT_VERSION."""

@@ -9,7 +9,7 @@ from kt_kernel.errors import BackendError, did_you_mean
 
 __all__ = ["AUTO", "BACKENDS", "Backend", "Family", "Format", "parse_backend"]
 
-Format = Literal["INT8", "BF16", "INT4"]
+Format = Literal["INT8", "BF16", "INT4", "FP8"]
 Family = Literal["generic", "avx2", "avx512", "amx"]
 
 FAMILIES: tuple[Family, ...] = ("generic", "avx2", "avx512", "amx")
@@ -34,15 +34,19 @@ BACKENDS: dict[str, Backend] = {
         Backend("AMXINT8", "INT8", "amx", "INT8 on AMX tiles, or the next tier down"),
         Backend("AMXINT4", "INT4", "amx", "INT4 in groups of 32, on the best tier there is up to AMX"),
         Backend("AMXBF16", "BF16", "amx", "BF16 on AMX tiles, or the next tier down"),
+        Backend("AMXFP8", "FP8", "amx", "FP8 (e4m3) on AMX tiles, or the next tier down"),
         Backend("AVX512INT8", "INT8", "avx512", "INT8, AVX-512 at most"),
         Backend("AVX512INT4", "INT4", "avx512", "INT4, AVX-512 at most"),
         Backend("AVX512BF16", "BF16", "avx512", "BF16, AVX-512 at most"),
+        Backend("AVX512FP8", "FP8", "avx512", "FP8, AVX-512 at most"),
         Backend("AVX2INT8", "INT8", "avx2", "INT8, AVX2 at most"),
         Backend("AVX2INT4", "INT4", "avx2", "INT4, AVX2 at most"),
         Backend("AVX2BF16", "BF16", "avx2", "BF16, AVX2 at most"),
+        Backend("AVX2FP8", "FP8", "avx2", "FP8, AVX2 at most"),
         Backend("INT8", "INT8", None, "INT8 on the best tier"),
         Backend("INT4", "INT4", None, "INT4 in groups of 32, on the best tier"),
         Backend("BF16", "BF16", None, "BF16 on the best tier"),
+        Backend("FP8", "FP8", None, "FP8 on the best tier; FP8 checkpoints keep their values"),
         Backend("AMX", "BF16", "amx", "same as AMXBF16"),
         Backend("AVX512", "BF16", "avx512", "same as AVX512BF16"),
         Backend("AVX2", "BF16", "avx2", "same as AVX2BF16"),
@@ -51,7 +55,7 @@ BACKENDS: dict[str, Backend] = {
 }
 
 # Other names of the same thing: spellings found in rule files and command lines written for other versions.
-_ALIASES = {"MOE_INT8": "INT8", "MOE_INT4": "INT4", "NONE": "auto", "DEFAULT": "auto"}
+_ALIASES = {"MOE_INT8": "INT8", "MOE_INT4": "INT4", "FP8_PERCHANNEL": "FP8", "NONE": "auto", "DEFAULT": "auto"}
 
 # Names with a meaning in the wild that this version has no kernel for, with the weights they stand for.
 _NOT_HERE = {
@@ -60,9 +64,6 @@ _NOT_HERE = {
     "GPTQ_INT4": "GPTQ checkpoints",
     "SYCL_GPTQ_INT4": "GPTQ checkpoints on a SYCL device",
     "AWQ": "AWQ checkpoints",
-    "FP8": "FP8 checkpoints with block scales",
-    "FP8_PERCHANNEL": "FP8 checkpoints with channel scales",
-    "AMXFP8": "FP8 checkpoints",
     "MXFP4": "MXFP4 checkpoints",
     "MXFP8": "MXFP8 checkpoints",
     "LLAMAFILE": "GGUF files",

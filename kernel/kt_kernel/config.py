@@ -16,8 +16,8 @@ __all__ = ["MoEConfig", "too_many_inputs"]
 _REQUIRED = ("expert_num", "hidden_size", "intermediate_size", "max_len", "num_experts_per_tok")
 _OPTIONAL = ("swiglu_alpha", "swiglu_limit")
 _LARGEST = 2**31 - 1
-# Inputs of one channel whose products the kernel adds up exactly (INT8, in 32 bits) or addresses (BF16).
-_MOST_INPUTS: dict[Format, int] = {"INT8": 2**16, "BF16": 2**20, "INT4": 2**20}
+# Inputs of one channel whose products the kernel adds up exactly (INT8, in 32 bits) or addresses.
+_MOST_INPUTS: dict[Format, int] = {"INT8": 2**16, "BF16": 2**20, "INT4": 2**20, "FP8": 2**20}
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from kt_kernel.weights import ExpertWeights, pack
 
 __all__ = ["MANIFEST", "METHODS", "Progress", "Report", "convert", "parse_method"]
 
-METHODS = ("AMXINT8", "AMXINT4", "AMXBF16")
+METHODS = ("AMXINT8", "AMXINT4", "AMXBF16", "FP8")
 MANIFEST = "kt_manifest.json"
 """Written last: a folder with it is complete."""
 Progress = Callable[[str, int, int], None]

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from kt_kernel import _ext
 from kt_kernel.config import MoEConfig
 from kt_kernel.errors import WeightsError, translated
+from kt_kernel.fp8_weights import pack_fp8
 from kt_kernel.layer_formats import LayerFormats, MatrixFormat
-from kt_kernel.quantized import GROUPS, LEVELS, Fp8Matrix, GroupedMatrix
+from kt_kernel.quantized import GROUPS, LEVELS, Fp8Matrix, GroupedMatrix, QuantizedMatrix
 
 __all__ = ["QuantizedExperts", "holds_quantized", "open_quantized", "pack_quantized"]
 
@@ -27,7 +28,7 @@ class QuantizedExperts:
     """One matrix an expert and projection, read when it is taken; biases (E, channels) fp32."""
 
     config: MoEConfig
-    projections: Mapping[str, Sequence[GroupedMatrix]]
+    projections: Mapping[str, Sequence[QuantizedMatrix]]
     biases: Mapping[str, NDArray[np.float32]]
 
     @property
@@ -35,7 +36,7 @@ class QuantizedExperts:
         return "gate_proj" in self.projections
 
     def expert(self, index: int) -> dict[str, GroupedMatrix]:
-        """Checked. Raises `WeightsError` that names the expert and the projection."""
+        """Of a grouped layer, checked. Raises `WeightsError` that names the expert and the projection."""
         shapes = _shapes(self.config)
         return {
             name: _checked(matrices[index], f"expert {index}, {name}", shapes[name])
@@ -69,7 +70,7 @@ def open_quantized(weights: Mapping[str, Any], config: MoEConfig, gated: bool) -
         if not isinstance(value, Sequence) or len(value) != config.expert_num:
             has = len(value) if isinstance(value, Sequence) else type(value).__name__
             raise WeightsError(
-                f"quantised weights: {name} is one GroupedMatrix for each of the {config.expert_num} experts, got {has}"
+                f"quantised weights: {name} is one matrix for each of the {config.expert_num} experts, got {has}"
             )
     biases = {
         name: _bias(weights.get(f"{name}_bias"), name, (config.expert_num, _shapes(config)[name][0]))
@@ -82,9 +83,13 @@ def open_quantized(weights: Mapping[str, Any], config: MoEConfig, gated: bool) -
 def pack_quantized(experts: QuantizedExperts, context: _ext.Context) -> _ext.PackedExperts:
     """Lays out every expert on its own grid; no value changes.
 
-    Scales are kept in 16 bits where the first expert's fit; should a later one's not, packing begins again with what
-    holds both. Raises `WeightsError` that names expert, projection and place.
+    FP8 becomes FP8. Scales of grouped matrices are kept in 16 bits where the first expert's fit; should a later one's
+    not, packing begins again with what holds both. Raises `WeightsError` that names expert, projection and place.
     """
+    if any(isinstance(matrices[0], Fp8Matrix) for matrices in experts.projections.values()):
+        packed = _allocate(experts, LayerFormats.both("FP8"))
+        pack_fp8(packed, context, experts.projections, experts.biases, _shapes(experts.config))
+        return packed
     first = experts.expert(0)
     formats = _formats(first)
     while True:
@@ -143,7 +148,7 @@ def _shapes(config: MoEConfig) -> dict[str, tuple[int, int]]:
 
 def _checked(matrix: object, where: str, shape: tuple[int, int]) -> GroupedMatrix:
     if isinstance(matrix, Fp8Matrix):
-        raise WeightsError(f"quantised weights: {where} is FP8, which is not packed as it is; pass its floats")
+        raise WeightsError(f"quantised weights: {where} is FP8 and the first is grouped; a layer is of one kind")
     if not isinstance(matrix, GroupedMatrix):
         raise WeightsError(
             f"quantised weights: {where} is {type(matrix).__name__}, not a GroupedMatrix; a layer is all quantised or "

@@ -21,7 +21,7 @@ from kt_kernel.layer_check import check_layer
 from kt_kernel.layer_formats import LayerFormats
 from kt_kernel.naming import BIAS, Layer, find_layer
 
-__all__ = ["ExpertWeights", "open_weights", "pack"]
+__all__ = ["ExpertWeights", "allocate", "open_weights", "pack"]
 
 Bias = np.ndarray[tuple[int], np.dtype[np.float32]]
 
@@ -100,6 +100,22 @@ def open_weights(
         yield ExpertWeights(layer, config, check_layer(layer, config, gated), gated)
 
 
+def allocate(
+    label: str, config: MoEConfig, formats: LayerFormats, *, rotate: bool, gated: bool, biased: bool
+) -> _ext.PackedExperts:
+    """Memory for a layer's packed experts. Raises `MemoryError` that names the layer and the bytes."""
+    sizes = config.expert_num, config.hidden_size, config.intermediate_size
+    try:
+        return formats.allocate(*sizes, rotate=rotate, gated=gated, biased=biased)
+    except MemoryError:
+        bits = (2 if gated else 1) * formats.gate_up.bits + formats.down.bits
+        least = math.prod(sizes) * bits // 8
+        raise MemoryError(
+            f"{label}: no memory for its packed {formats.name} weights, {least} bytes ({least / 2**30:.1f} GiB) or a "
+            "little more; free some, raise the process's limit, or give fewer layers to the kernel"
+        ) from None
+
+
 def pack(
     weights: ExpertWeights, context: _ext.Context, tier: str, formats: LayerFormats, rotate: bool
 ) -> _ext.PackedExperts:
@@ -109,17 +125,8 @@ def pack(
     `MemoryError` that names the layer and the bytes.
     """
     config = weights.config
-    sizes = config.expert_num, config.hidden_size, config.intermediate_size
     label = weights.layer.label
-    try:
-        packed = formats.allocate(*sizes, rotate=rotate, gated=weights.gated, biased=weights.biased)
-    except MemoryError:
-        bits = (2 if weights.gated else 1) * formats.gate_up.bits + formats.down.bits
-        least = math.prod(sizes) * bits // 8
-        raise MemoryError(
-            f"{label}: no memory for its packed {formats.name} weights, {least} bytes ({least / 2**30:.1f} GiB) or a "
-            "little more; free some, raise the process's limit, or give fewer layers to the kernel"
-        ) from None
+    packed = allocate(label, config, formats, rotate=rotate, gated=weights.gated, biased=weights.biased)
     for index in range(config.expert_num):
         expert = weights.expert(index)
         with translated(f"{label}, expert {index}"):

@@ -119,7 +119,7 @@ class MoEWrapper(Described):
                 path of a `.safetensors` file or folder with those names, or with one tensor for each expert
                 (`N.gate_proj.weight`, `N.gate_proj.bias`, …), under any one prefix. Or the path of a file or folder
                 that convert_cpu_weights.py wrote: packed already, it is only read. Or a dictionary whose projections
-                are sequences of one `kt_kernel.quantized.GroupedMatrix` an expert, `gate_proj`, `up_proj`, `down_proj`:
+                are sequences of one matrix of `kt_kernel.quantized` an expert, `gate_proj`, `up_proj`, `down_proj`:
                 they are packed on their own grid, whatever format the backend would quantise floats to.
             prefix: which layer, where a file holds several, e.g. "model.layers.3.mlp.experts".
             mapped: work on a packed file where it lies, in pages that processes share, in place of a copy in memory.

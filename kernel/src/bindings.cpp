@@ -71,10 +71,21 @@ WeightView quantized_view(const QuantizedPlace& place, Address bias) {
   return view;
 }
 
-void check_biases(const LayerTraits& traits, Address gate, Address up, Address down) {
-  if (traits.biased && ((traits.gated && gate == 0) || up == 0 || down == 0)) {
+Fp8View fp8_view(Address codes, const Strides& strides, Address scales, std::ptrdiff_t scale_stride,
+                 const std::tuple<std::size_t, std::size_t>& block, Address bias) {
+  return {.codes = reinterpret_cast<const std::uint8_t*>(codes),
+          .channel_stride = std::get<0>(strides),
+          .input_stride = std::get<1>(strides),
+          .scales = reinterpret_cast<const float*>(scales),
+          .scale_stride = scale_stride,
+          .block_channels = std::get<0>(block),
+          .block_inputs = std::get<1>(block),
+          .bias = reinterpret_cast<const float*>(bias)};
+}
+
+void check_biases(const LayerTraits& traits, bool gate, bool up, bool down) {
+  if (traits.biased && ((traits.gated && !gate) || !up || !down))
     throw Error("a biased layer needs the biases of all its projections");
-  }
 }
 
 // A forward in flight. It keeps its MoE alive, and an abandoned one is waited for: the kernel still writes to the
@@ -213,6 +224,9 @@ void bind_matrix_traits(py::module_& m) {
 }
 
 void bind_packed_experts(py::module_& m) {
+  py::class_<Fp8View>(m, "Fp8View")
+      .def(py::init(&fp8_view), "codes"_a = 0, "strides"_a = Strides{0, 0}, "scales"_a = 0, "scale_stride"_a = 0,
+           "block"_a = std::tuple<std::size_t, std::size_t>{1, 1}, "bias"_a = 0);
   py::class_<PackedExperts, std::shared_ptr<PackedExperts>>(m, "PackedExperts", py::buffer_protocol())
       .def(py::init([](std::size_t experts, std::size_t hidden, std::size_t intermediate, const MatrixTraits& gate_up,
                        const MatrixTraits& down, bool rotate, bool gated, bool biased) {
@@ -250,7 +264,7 @@ void bind_packed_experts(py::module_& m) {
              const Strides& gate_strides, Address up, const Strides& up_strides, Address down,
              const Strides& down_strides, const std::string& dtype, Address gate_bias, Address up_bias,
              Address down_bias) {
-            check_biases(packed.layout().traits, gate_bias, up_bias, down_bias);
+            check_biases(packed.layout().traits, gate_bias != 0, up_bias != 0, down_bias != 0);
             packed.pack(context, usable_table(tier), expert,
                         {view(gate, gate_strides, dtype, gate_bias), view(up, up_strides, dtype, up_bias),
                          view(down, down_strides, dtype, down_bias)});
@@ -265,13 +279,21 @@ void bind_packed_experts(py::module_& m) {
              Address down_bias) {
             const LayerTraits& traits = packed.layout().traits;
             if (traits.gated != gate.has_value()) throw Error("a gate comes with a layer that has one, and only then");
-            check_biases(traits, gate_bias, up_bias, down_bias);
+            check_biases(traits, gate_bias != 0, up_bias != 0, down_bias != 0);
             packed.pack(context, usable_table("generic"), expert,
                         {gate ? quantized_view(*gate, gate_bias) : WeightView{}, quantized_view(up, up_bias),
                          quantized_view(down, down_bias)});
           },
           "context"_a, "expert"_a, "gate"_a, "up"_a, "down"_a, "gate_bias"_a = 0, "up_bias"_a = 0, "down_bias"_a = 0,
           py::call_guard<py::gil_scoped_release>())
+      .def(
+          "pack_fp8_expert",
+          [](PackedExperts& packed, Context& context, std::size_t expert, const Fp8View& gate, const Fp8View& up,
+             const Fp8View& down) {
+            check_biases(packed.layout().traits, gate.bias != nullptr, up.bias != nullptr, down.bias != nullptr);
+            packed.pack(context, expert, {gate, up, down});
+          },
+          "context"_a, "expert"_a, "gate"_a, "up"_a, "down"_a, py::call_guard<py::gil_scoped_release>())
       .def(
           "load_expert",
           [](PackedExperts& packed, std::size_t expert, const py::buffer& data) {

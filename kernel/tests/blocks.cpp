@@ -28,7 +28,7 @@ GuardedBuffer::~GuardedBuffer() {
 namespace {
 
 std::size_t bytes_per_weight(Format format) {
-  return format == Format::kInt8 ? 1 : 2;
+  return format == Format::kBf16 ? 2 : 1;
 }
 
 // A group of 32 inputs: codes, then 32 fp32 scales.
@@ -38,7 +38,10 @@ std::size_t bytes_of_group(Format format) {
 
 std::size_t bytes_of_block(Format format, std::size_t k_padded) {
   if (is_grouped(format)) return k_padded / 32 * bytes_of_group(format);
-  return 32 * k_padded * bytes_per_weight(format) + (format == Format::kInt8 ? 256 : 0);
+  const std::size_t tiles = 32 * k_padded * bytes_per_weight(format);
+  if (format == Format::kInt8) return tiles + 256;
+  if (format == Format::kFp8) return tiles + 128 + ((k_padded + 127) / 128 * 8 + 63) / 64 * 64;
+  return tiles;
 }
 
 }  // namespace
@@ -61,6 +64,8 @@ Blocks::Blocks(Format format, std::size_t count, std::size_t k_padded)
   for (std::size_t c = 0; c < channels(); ++c) {
     for (std::size_t k = 0; k < k_padded; ++k) set(c, k, 0);
     if (format != Format::kBf16) set_scale(c, 1.0f);
+    for (std::size_t group = 0; format == Format::kFp8 && 128 * group < k_padded; ++group)
+      set_panel_scale(c, group, 1.0f);
   }
 }
 
@@ -89,6 +94,8 @@ void Blocks::set(std::size_t channel, std::size_t k, int value) {
     auto* byte = reinterpret_cast<std::uint8_t*>(p);
     const unsigned code = static_cast<unsigned>(value + 8);
     *byte = static_cast<std::uint8_t>(k % 8 < 4 ? (*byte & 0xf0u) | code : (*byte & 0x0fu) | code << 4);
+  } else if (traits_.format == Format::kFp8) {
+    set_code(channel, k, nearest_e4m3(static_cast<float>(value)));
   } else if (traits_.format == Format::kBf16) {
     *reinterpret_cast<std::uint16_t*>(p) = nearest_bf16(static_cast<float>(value));
   } else {
@@ -107,10 +114,24 @@ void Blocks::set_scale(std::size_t channel, float scale) {
     reinterpret_cast<float*>(block_of(channel) + block_bytes_ - 256)[channel % 32] = scale;
     return;
   }
+  if (traits_.format == Format::kFp8) {
+    reinterpret_cast<float*>(block_of(channel) + 32 * k_padded_)[channel % 32] = scale;
+    return;
+  }
   const std::size_t bytes = bytes_of_group(traits_.format);
   for (std::size_t g = 0; g < k_padded_ / 32; ++g) {
     reinterpret_cast<float*>(block_of(channel) + (g + 1) * bytes - 128)[channel % 32] = scale;
   }
+}
+
+void Blocks::set_code(std::size_t channel, std::size_t k, std::uint8_t code) {
+  const std::size_t panel = channel % 32 / 16, lane = channel % 16;
+  char* row = block_of(channel) + (2 * (k / 64) + panel) * 1024 + k % 64 / 4 * 64;
+  row[k % 4 / 2 * 32 + 2 * lane + k % 2] = static_cast<char>(code);
+}
+
+void Blocks::set_panel_scale(std::size_t channel, std::size_t group, float scale) {
+  reinterpret_cast<float*>(block_of(channel) + 32 * k_padded_ + 128)[2 * group + channel % 32 / 16] = scale;
 }
 
 std::int64_t Blocks::product(std::size_t channel, const float* x) const {

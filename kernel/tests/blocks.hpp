@@ -38,10 +38,13 @@ class Blocks {
  public:
   Blocks(Format format, std::size_t count, std::size_t k_padded);
 
-  // INT8: -127 … 127; INT4: -8 … 7; BF16: a whole number that bf16 holds. Channels 32b … 32b+15 are the left panel of
-  // block b.
+  // INT8: -127 … 127; INT4: -8 … 7; BF16, FP8: a whole number that the format holds. Channels 32b … 32b+15 are the left
+  // panel of block b.
   void set(std::size_t channel, std::size_t k, int value);
   void set_scale(std::size_t channel, float scale);  // of all its groups, where the format has groups
+  // FP8: any code, which product() does not count; the scale of 16 channels and the 128 inputs from 128·group on.
+  void set_code(std::size_t channel, std::size_t k, std::uint8_t code);
+  void set_panel_scale(std::size_t channel, std::size_t group, float scale);
 
   std::size_t count() const { return count_; }
   std::size_t channels() const { return 32 * count_; }

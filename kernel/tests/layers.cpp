@@ -83,7 +83,7 @@ std::shared_ptr<PackedExperts> pack(const Layer& layer, const MatrixTraits& gate
 }
 
 Layer as_packed(const Layer& layer, Format format) {
-  if (!is_grouped(format)) return layer;
+  if (!is_grouped(format) && format != Format::kFp8) return layer;
   Layer known = layer;
   const auto packed = pack(layer, format);
   for (std::size_t e = 0; e < layer.shape.experts; ++e) {

@@ -57,8 +57,8 @@ std::shared_ptr<PackedExperts> pack(const Layer& layer, const MatrixTraits& gate
 std::shared_ptr<PackedExperts> pack(const Layer& layer, Format format, bool rotate = true,
                                     const TierTable* table = nullptr, std::size_t threads = 1);
 
-// The layer that a packed one stands for: its weights dequantised where the format is coarse (grouped), else the layer
-// itself. What remains of an error is then the activations'.
+// The layer that a packed one stands for: its weights dequantised where the format is coarse (grouped, FP8), else the
+// layer itself. What remains of an error is then the activations'.
 Layer as_packed(const Layer& layer, Format format);
 
 struct Run {

@@ -140,6 +140,12 @@ double f16_value(std::uint16_t bits) {
   return std::copysign(exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25), sign);
 }
 
+double e4m3_value(std::uint8_t code) {
+  const int sign = code >> 7 ? -1 : 1, exponent = code >> 3 & 0xf, mantissa = code & 0x7;
+  if (exponent == 0xf && mantissa == 0x7) return std::nan("");
+  return std::copysign(exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10), sign);
+}
+
 std::uint16_t nearest_bf16(float x) {
   const auto sign = static_cast<std::uint16_t>(std::signbit(x) ? 0x8000 : 0);
   if (std::isnan(x)) return sign | 0x7fc0;
@@ -149,6 +155,16 @@ std::uint16_t nearest_bf16(float x) {
   const int exponent = std::ilogb(magnitude);
   const int mantissa = static_cast<int>(std::ldexp(magnitude, 7 - exponent)) - 128;
   return static_cast<std::uint16_t>(sign | ((exponent + 127) << 7) | mantissa);
+}
+
+std::uint8_t nearest_e4m3(float x) {
+  const auto sign = static_cast<std::uint8_t>(std::signbit(x) ? 0x80 : 0);
+  if (std::isnan(x)) return sign | 0x7f;
+  const double magnitude = std::min(std::fabs(rounded_to(static_cast<double>(x), 3, -6)), 448.0);
+  if (magnitude < 0x1p-6) return static_cast<std::uint8_t>(sign | static_cast<int>(std::ldexp(magnitude, 9)));
+  const int exponent = std::ilogb(magnitude);
+  const int mantissa = static_cast<int>(std::ldexp(magnitude, 3 - exponent)) - 8;
+  return static_cast<std::uint8_t>(sign | ((exponent + 7) << 3) | mantissa);
 }
 
 std::uint16_t nearest_f16(float x) {

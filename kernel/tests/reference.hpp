@@ -37,8 +37,11 @@ int hadamard(std::size_t i, std::size_t j);
 // Numbers by definition: sign, exponent, mantissa.
 double bf16_value(std::uint16_t bits);
 double f16_value(std::uint16_t bits);
+double e4m3_value(std::uint8_t code);
 // Nearest, ties to even; infinities and NaN (quiet) too.
 std::uint16_t nearest_bf16(float x);
 std::uint16_t nearest_f16(float x);
+// Numbers beyond 448, infinities too, become 448.
+std::uint8_t nearest_e4m3(float x);
 
 }  // namespace kt::check

@@ -18,7 +18,7 @@ constexpr int kLargest = 127;
 // Whole numbers small enough that fp32 sums over K stay exact. Where rows are quantised, each 32 inputs of them hold a
 // 127 so that their scales are 1.
 int input_limit(Format format) {
-  return format == Format::kBf16 ? 40 : kLargest;
+  return format == Format::kBf16 || format == Format::kFp8 ? 40 : kLargest;
 }
 
 int weight_limit(Format format) {
@@ -29,6 +29,8 @@ int weight_limit(Format format) {
       return 60;
     case Format::kBf16:
       return 40;
+    case Format::kFp8:
+      return 16;
     default:
       return kLargest;
   }

@@ -30,6 +30,13 @@ TEST("layout: BF16 has two bytes a weight, no trailer and no rotation") {
   CHECK_EQ(l.gate_up.traits.rotation, 0u);
 }
 
+TEST("layout: FP8 has a byte a weight, 32 channel scales, and two scales for each 128 inputs on whole cache lines") {
+  const LayerLayout l(Format::kFp8, {.rotated = true}, 3, 60, 64 * 17);
+  CHECK_EQ(l.gate_up.block_bytes, 32u * 64 + 128 + 64);
+  CHECK_EQ(l.down.block_bytes, 32u * 64 * 17 + 128 + 128);  // 9 groups
+  CHECK(!l.traits.rotated);
+}
+
 TEST("layout: every block starts on a cache line, whatever the sizes") {
   for (const Format format : {Format::kInt8, Format::kBf16, Format::kInt4, Format::kInt8Grouped}) {
     for (std::size_t h = 1; h <= 130; ++h) {

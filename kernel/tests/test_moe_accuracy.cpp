@@ -22,7 +22,7 @@ constexpr Gate kGates[] = {{}, {.limit = 0.75f}, {.alpha = 1.702f, .limit = 0.75
 // On Gaussian data INT8 errs by about 2 % (three roundings to 1/127 of a row's largest number, and the gate multiplies
 // two of them), bf16 by a third of a percent.
 double bound(Format format) {
-  return format == Format::kBf16 ? 0.006 : 0.03;
+  return format == Format::kBf16 || format == Format::kFp8 ? 0.006 : 0.03;
 }
 
 void check_error(const std::vector<float>& got, const std::vector<double>& expected, double most,

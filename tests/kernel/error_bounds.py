@@ -5,6 +5,7 @@ What then holds is the worst case, in which every rounding goes the wrong way at
 
     INT8   a number is off by half a step, and a step is the row's largest magnitude / 127, after the rotation
     BF16   a number is off by 2^-8 of itself at most: eight significant bits, to nearest
+    FP8    a weight is off by 2^-4 of itself, or by half a subnormal step, 2^-10 of the scale; activations as BF16
 
 and a product of x ± dx with w ± dw is off by |x| dw + dx |w| + dx dw. The intermediate row carries the error of the
 products before it, which the slope of the activation passes on.
@@ -21,6 +22,7 @@ Float64s = NDArray[np.float64]
 
 K_MULTIPLE, LARGEST_ROTATION, STEPS = 64, 512, 127
 BF16_UNIT = 2.0**-8
+E4M3_UNIT, E4M3_LARGEST, E4M3_HALF_STEP = 2.0**-4, 448, 2.0**-10
 STEEPEST_SILU = 1.0999  # the largest slope, at 2.4
 # fp32 sums of up to some hundred numbers, and an approximated exponential: a thousand times less than the formats'.
 FP32_SLACK = 2e-5
@@ -57,6 +59,9 @@ def _product(x: Float64s, error: Float64s, weights: Floats, format: str, rotate:
     if format == "INT8":
         dx = error + (np.abs(x) + error).max(1, keepdims=True) / STEPS / 2
         dw = np.abs(w).max(1, keepdims=True) / STEPS / 2 + np.zeros_like(w)
+    elif format == "FP8":
+        dx = error + BF16_UNIT * (np.abs(x) + error)
+        dw = E4M3_UNIT * np.abs(w) + np.abs(w).max() / E4M3_LARGEST * E4M3_HALF_STEP
     else:
         dx, dw = error + BF16_UNIT * (np.abs(x) + error), BF16_UNIT * np.abs(w)
     x, w = np.abs(x), np.abs(w)

@@ -28,6 +28,10 @@ def test_no_backend_means_choose_for_me_and_not_amx(missing: str | None) -> None
         ("AVX512BF16", "BF16", "avx512"),
         ("AVX2INT8", "INT8", "avx2"),
         ("AVX2BF16", "BF16", "avx2"),
+        ("AMXFP8", "FP8", "amx"),
+        ("AVX2FP8", "FP8", "avx2"),
+        ("FP8", "FP8", None),
+        ("FP8_PERCHANNEL", "FP8", None),
         ("INT8", "INT8", None),
         ("BF16", "BF16", None),
         ("MOE_INT8", "INT8", None),
@@ -45,7 +49,7 @@ def test_a_name_stands_for_a_format_and_a_family(name: str, format: str, family:
     assert (backend.format, backend.family) == (format, family)
 
 
-@pytest.mark.parametrize("name", ["AMXINT4_1", "RAWINT4", "FP8", "GPTQ_INT4", "MXFP4", "MXFP8", "llamafile", "GGUF"])
+@pytest.mark.parametrize("name", ["AMXINT4_1", "RAWINT4", "GPTQ_INT4", "MXFP4", "MXFP8", "llamafile", "GGUF"])
 def test_a_backend_of_another_version_is_refused_with_what_runs_instead(name: str) -> None:
     with pytest.raises(BackendError, match=r"is not in this version; .*AMXINT8.*BF16"):
         parse_backend(name)
@@ -68,8 +72,8 @@ def test_a_backend_that_is_not_text_is_refused(value: object) -> None:
 
 
 def test_the_wrapper_refuses_an_impossible_backend_before_it_sees_weights() -> None:
-    with pytest.raises(BackendError, match="FP8"):
-        MoEWrapper(make_layer(2, 8, 8).config(1), backend="FP8")
+    with pytest.raises(BackendError, match="MXFP8"):
+        MoEWrapper(make_layer(2, 8, 8).config(1), backend="MXFP8")
 
 
 @pytest.mark.parametrize("name", list(BACKENDS))

@@ -214,7 +214,7 @@ def test_upstreams_spellings_of_the_options_are_taken(checkpoint: Path, tmp_path
 
 @pytest.mark.parametrize(
     ("method", "message"),
-    [("RAWINT4", "not in this version"), ("AMXINT9", "did you mean"), ("AVX2INT8", "AMXINT8, AMXINT4, AMXBF16")],
+    [("RAWINT4", "not in this version"), ("AMXINT9", "did you mean"), ("AVX2INT8", "AMXINT8, AMXINT4, AMXBF16, FP8")],
 )
 def test_a_method_that_is_not_there_is_an_error_of_the_command_line(
     checkpoint: Path, tmp_path: Path, method: str, message: str, capsys: pytest.CaptureFixture[str]

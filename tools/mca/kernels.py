@@ -23,7 +23,7 @@ class VectorLoop:
 
     tier: str
     format: str
-    tile: str  # the micro kernel in the source
+    tile: str  # the micro kernel in the source; with "<" one that weights of other formats share
     instruction: str
     per_row: int  # of these instructions
     rows: int
@@ -45,9 +45,9 @@ VECTOR_LOOPS = tuple(
     VectorLoop(tier, kind, tile, instruction, per_row, rows)
     for tier, kind, tile, instruction, per_row, counts in (
         ("avx512_vnni", "INT8", "Int8DotTile", "vpdpbusd", 2, (1, 4, 12)),
-        ("avx512_bf16", "BF16", "Bf16DotTile", "vdpbf16ps", 2, (1, 4, 12)),
+        ("avx512_bf16", "BF16", "Bf16DotTile<", "vdpbf16ps", 2, (1, 4, 12)),
         ("amx", "INT8", "Int8DotTile", "vpdpbusd", 2, (1, 4)),
-        ("amx", "BF16", "Bf16LikeTiles", "vfmadd", 4, (1, 4)),
+        ("amx", "BF16", "Bf16LikeTiles<", "vfmadd", 4, (1, 4)),
     )
     for rows in counts
 )

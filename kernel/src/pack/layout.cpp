@@ -27,8 +27,9 @@ std::size_t weight_bytes(const MatrixTraits& traits, std::size_t k_padded) {
     case Format::kInt4:
     case Format::kInt8Grouped:
       return grouped_block_bytes(traits, k_padded);
-    case Format::kFp8:
-      break;
+    case Format::kFp8:  // two scales a group; the next block starts on a cache line
+      return kBlockChannels * k_padded + kFp8ChannelScaleBytes +
+             round_up(round_up(k_padded, kFp8Inputs) / kFp8Inputs * 2 * sizeof(float), kRowBytes);
   }
   throw Error("no packed layout for " + std::string(format_name(traits.format)));
 }

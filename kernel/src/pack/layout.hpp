@@ -68,4 +68,9 @@ inline std::size_t word_offset(std::size_t word, std::size_t panel, std::size_t 
   return word / 16 * 2 * kTileBytes + panel * kTileBytes + word % 16 * kRowBytes + 4 * channel;
 }
 
+// Byte offset, inside an FP8 block, of one channel's code for input k. tiers/fp8-inl.hpp says why halves.
+inline std::size_t fp8_offset(std::size_t k, std::size_t panel, std::size_t channel) {
+  return k / 64 * 2 * kTileBytes + panel * kTileBytes + k % 64 / 2 * (kRowBytes / 2) + 2 * channel + k % 2;
+}
+
 }  // namespace kt

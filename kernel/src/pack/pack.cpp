@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "error.hpp"
+#include "pack/fp8.hpp"
 #include "pack/grouped.hpp"
 
 namespace kt {
@@ -129,40 +130,50 @@ bool PanelPacker::pack_row(const MatrixLayout& matrix, std::byte* block, std::si
       pack_grouped(matrix, row_, static_cast<std::int8_t*>(packed_row_), block, panel * kPanelChannels + lane);
       return true;
     case Format::kFp8:
-      break;
+      break;  // packed a panel at a time
   }
-  throw Error("floats are not packed into " + std::string(format_name(matrix.format())));
+  throw Error("rows are not packed one by one into " + std::string(format_name(matrix.format())));
 }
 
-void PanelPacker::pack_bias(const MatrixLayout& matrix, std::byte* block, std::size_t panel, std::size_t lane,
-                            const WeightView& source, const char* name, std::size_t channel, bool used) const {
-  const float bias = used ? source.bias[channel] : 0.0f;
-  if (!std::isfinite(bias)) {
-    throw WeightsValueError(std::string(name) + " bias of channel " + std::to_string(channel) + " is " +
-                            (std::isnan(bias) ? "NaN" : "infinite"));
+void PanelPacker::load_or_zero(const WeightView& source, const char* name, std::size_t channel, std::size_t channels,
+                               const MatrixLayout& matrix) const {
+  if (channel < channels) {
+    load(source, name, channel, matrix);
+  } else {
+    std::fill(row_, row_ + matrix.k_padded, 0.0f);
   }
-  biases_of(matrix, block)[panel * kPanelChannels + lane] = bias;
+}
+
+void PanelPacker::pack_fp8(const MatrixLayout& matrix, std::byte* block, std::size_t panel, const WeightView& source,
+                           const char* name, std::size_t first, std::size_t channels) const {
+  Fp8Panel fp8(matrix, block, panel);
+  fp8.start_measuring();
+  for (std::size_t channel = first; channel < std::min(first + kPanelChannels, channels); ++channel) {
+    load(source, name, channel, matrix);
+    fp8.measure(row_);
+  }
+  fp8.finish_measuring();
+  for (std::size_t lane = 0; lane < kPanelChannels; ++lane) {
+    load_or_zero(source, name, first + lane, channels, matrix);
+    fp8.encode(lane, row_);
+  }
 }
 
 void PanelPacker::pack(const MatrixLayout& matrix, std::byte* block, std::size_t panel, const WeightView& source,
                        const char* name, std::size_t first, std::size_t channels) const {
+  if (biased_) pack_biases(matrix, block, panel, source.bias, name, first, channels);
+  if (matrix.format() == Format::kFp8) return pack_fp8(matrix, block, panel, source, name, first, channels);
   for (std::size_t lane = 0; lane < kPanelChannels; ++lane) {
     const std::size_t channel = first + lane;
-    const bool used = channel < channels;
-    if (used && source.scales != nullptr) {
+    if (channel < channels && source.scales != nullptr) {
       pack_grouped_source(matrix, source, name, channel, block, panel * kPanelChannels + lane);
-    } else {
-      if (used) {
-        load(source, name, channel, matrix);
-      } else {
-        std::fill(row_, row_ + matrix.k_padded, 0.0f);
-      }
-      if (!pack_row(matrix, block, panel, lane)) {
-        throw WeightsValueError(std::string(name) + " weights of channel " + std::to_string(channel) +
-                                " are too large to rotate: sums of them overflow fp32");
-      }
+      continue;
     }
-    if (biased_) pack_bias(matrix, block, panel, lane, source, name, channel, used);
+    load_or_zero(source, name, channel, channels, matrix);
+    if (!pack_row(matrix, block, panel, lane)) {
+      throw WeightsValueError(std::string(name) + " weights of channel " + std::to_string(channel) +
+                              " are too large to rotate: sums of them overflow fp32");
+    }
   }
 }
 
@@ -173,12 +184,26 @@ void PanelPacker::pack_both(const MatrixLayout& matrix, std::byte* block, const 
   }
 }
 
+void pack_biases(const MatrixLayout& matrix, std::byte* block, std::size_t panel, const float* biases, const char* name,
+                 std::size_t first, std::size_t channels) {
+  for (std::size_t lane = 0; lane < kPanelChannels; ++lane) {
+    const float bias = first + lane < channels ? biases[first + lane] : 0.0f;
+    if (!std::isfinite(bias)) {
+      throw WeightsValueError(std::string(name) + " bias of channel " + std::to_string(first + lane) + " is " +
+                              (std::isnan(bias) ? "NaN" : "infinite"));
+    }
+    biases_of(matrix, block)[panel * kPanelChannels + lane] = bias;
+  }
+}
+
 void unpack_channel(const TierTable& table, const MatrixLayout& matrix, const std::byte* block, std::size_t channel,
                     float* out) {
   const std::size_t panel = channel / kPanelChannels, lane = channel % kPanelChannels;
   std::vector<float> row(matrix.k_padded);
   if (is_grouped(matrix.format())) {
     unpack_grouped(matrix, block, channel, row.data());
+  } else if (matrix.format() == Format::kFp8) {
+    Fp8Panel(matrix, const_cast<std::byte*>(block), panel).decode(lane, row.data());
   } else {
     const std::size_t per_word = matrix.format() == Format::kInt8 ? 4 : 2;
     for (std::size_t i = 0; i < matrix.k_padded; ++i) {

@@ -21,19 +21,26 @@ class PanelPacker {
 
  private:
   void load(const WeightView& source, const char* name, std::size_t channel, const MatrixLayout& matrix) const;
+  // Zeros for a channel that is padding.
+  void load_or_zero(const WeightView& source, const char* name, std::size_t channel, std::size_t channels,
+                    const MatrixLayout& matrix) const;
   void place(std::byte* block, std::size_t panel, std::size_t lane, std::size_t words) const;
   // One channel, the floats in row_, as lane `lane` of a panel. False when the rotated weights overflow fp32.
   bool pack_row(const MatrixLayout& matrix, std::byte* block, std::size_t panel, std::size_t lane) const;
   bool pack_int8(const MatrixLayout& matrix, std::byte* block, std::size_t panel, std::size_t lane) const;
   void pack_bf16(const MatrixLayout& matrix, std::byte* block, std::size_t panel, std::size_t lane) const;
-  void pack_bias(const MatrixLayout& matrix, std::byte* block, std::size_t panel, std::size_t lane,
-                 const WeightView& source, const char* name, std::size_t channel, bool used) const;
+  void pack_fp8(const MatrixLayout& matrix, std::byte* block, std::size_t panel, const WeightView& source,
+                const char* name, std::size_t first, std::size_t channels) const;
 
   bool biased_;
   const TierTable& table_;
   float* row_;
   void* packed_row_;
 };
+
+// Biases of channels [first, first + 16); zero from `channels` on. Throws WeightsValueError for one that is not finite.
+void pack_biases(const MatrixLayout& matrix, std::byte* block, std::size_t panel, const float* biases, const char* name,
+                 std::size_t first, std::size_t channels);
 
 // The dequantised, un-rotated inputs of one of a block's 32 channels (matrix.inputs floats).
 void unpack_channel(const TierTable& table, const MatrixLayout& matrix, const std::byte* block, std::size_t channel,

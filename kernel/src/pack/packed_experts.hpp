@@ -33,6 +33,27 @@ struct ExpertSource {
   WeightView down;  // (H, I)
 };
 
+// An FP8 e4m3 matrix in memory: weight (channel, input) = e4m3(codes[channel·channel_stride + input·input_stride]) ·
+// scales[(first_channel + channel)/block_channels·scale_stride + input/block_inputs]. first_channel: of a part of a
+// larger matrix whose blocks are counted from its beginning (up behind gate).
+struct Fp8View {
+  const std::uint8_t* codes = nullptr;
+  std::ptrdiff_t channel_stride = 0;
+  std::ptrdiff_t input_stride = 1;
+  const float* scales = nullptr;
+  std::ptrdiff_t scale_stride = 0;
+  std::size_t block_channels = 1;
+  std::size_t block_inputs = 1;
+  std::size_t first_channel = 0;
+  const float* bias = nullptr;
+};
+
+struct Fp8ExpertSource {
+  Fp8View gate;
+  Fp8View up;
+  Fp8View down;
+};
+
 class PackedExperts {
  public:
   explicit PackedExperts(const LayerLayout& layout) : layout_(layout), buffer_(layout.bytes()), data_(buffer_.data()) {}
@@ -49,6 +70,11 @@ class PackedExperts {
   // that are not what the layout's traits say, and the expert must then not be used.
   void pack(Context& context, const TierTable& table, std::size_t expert, const ExpertSource& source);
 
+  // Lays out one expert's codes and scales as they are, for a layer whose matrices are FP8. Throws WeightsValueError
+  // for a NaN code or a scale that is not finite, and the expert must then not be used; Error for blocks that have no
+  // packed form, before anything is written.
+  void pack(Context& context, std::size_t expert, const Fp8ExpertSource& source);
+
   // Takes over one expert's packed bytes, as an equal layout wrote them: exactly `layout().expert_bytes`, else throws.
   void load(std::size_t expert, std::span<const std::byte> bytes);
 
@@ -59,6 +85,11 @@ class PackedExperts {
   void check_expert(std::size_t expert) const;
   // Where one expert's bytes are written. Throws for a mapped file.
   std::byte* writable(std::size_t expert);
+
+  // Calls pack_panel(thread, matrix, block, panel, view, name, first channel, channels) for every panel of one expert,
+  // on the session's threads.
+  template <class Source, class PackPanel>
+  void for_each_panel(Context::Session& session, std::size_t expert, const Source& source, const PackPanel& pack_panel);
 
   LayerLayout layout_;
   AlignedBuffer buffer_;            // empty when mapped

@@ -24,6 +24,33 @@ inline std::uint16_t float_to_bf16(float x) {
   return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
+// FP8 e4m3 (OCP 8-bit Floating Point 1.0): 1 sign, 4 exponent (bias 7), 3 mantissa bits; no infinities, 0x7f is NaN.
+inline float e4m3_to_float(std::uint8_t x) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(x & 0x80u) << 24;
+  const std::uint32_t magnitude = x & 0x7fu;
+  if (magnitude == 0x7fu) return bits_to_float(sign | 0x7fc00000u);
+  if (magnitude >= 8u) return bits_to_float(sign | ((magnitude << 20) + (120u << 23)));
+  const float subnormal = static_cast<float>(static_cast<std::int32_t>(magnitude)) * bits_to_float((127u - 9u) << 23);
+  return bits_to_float(sign | float_to_bits(subnormal));
+}
+
+// Round to nearest even; beyond the largest number, 448, that number. A NaN stays one.
+inline std::uint8_t float_to_e4m3(float x) {
+  const std::uint32_t bits = float_to_bits(x);
+  const std::uint32_t sign = (bits >> 24) & 0x80u;
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<std::uint8_t>(sign | 0x7fu);
+  if (magnitude >= 0x43e00000u) return static_cast<std::uint8_t>(sign | 0x7eu);  // 448 and above
+  if (magnitude < 0x3c800000u) {
+    // Below 2^-6 the result is subnormal: adding 2^14 lines its units (2^-9) up with fp32's last bit, rounding to
+    // nearest even.
+    const float aligned = bits_to_float(magnitude) + 16384.0f;
+    return static_cast<std::uint8_t>(sign | (float_to_bits(aligned) - 0x46800000u));
+  }
+  const std::uint32_t rounded = magnitude + 0x7ffffu + ((magnitude >> 20) & 1u);
+  return static_cast<std::uint8_t>(sign | ((rounded - (120u << 23)) >> 20));
+}
+
 // IEEE binary16: 1 sign, 5 exponent (bias 15), 10 mantissa bits.
 inline float f16_to_float(std::uint16_t x) {
   const std::uint32_t sign = static_cast<std::uint32_t>(x & 0x8000u) << 16;

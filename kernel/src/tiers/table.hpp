@@ -49,6 +49,11 @@ inline constexpr std::size_t kTileBytes = 1024;    // 16 panel rows
 inline constexpr std::size_t kBiasBytes = 128;     // 32 fp32 biases, where a layer has them; then
 inline constexpr std::size_t kTrailerBytes = 256;  // INT8: 32 fp32 scales, then 32 int32 channel sums
 
+// FP8: scales behind the tiles, 32 fp32 of the channels, then two fp32 (left panel, right panel) for every so many
+// inputs. 128 is the block of DeepSeek-V3's checkpoints.
+inline constexpr std::size_t kFp8Inputs = 128;
+inline constexpr std::size_t kFp8ChannelScaleBytes = 128;
+
 // Rows of one expert times some of its column blocks.
 struct GemmCall {
   const MatrixTraits* traits = nullptr;

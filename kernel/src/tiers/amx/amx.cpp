@@ -24,6 +24,9 @@ namespace {
 #include "tiers/avx512/bytes-inl.hpp"
 #include "tiers/avx512_vnni/grouped-dots-inl.hpp"
 #include "tiers/grouped-inl.hpp"
+#include "tiers/fp8-inl.hpp"
+#include "tiers/avx512/fp8-inl.hpp"
+#include "tiers/amx/fp8-inl.hpp"
 
 // Rows of an expert from which tiles are used; below, configuring them and loading whole tiles of weights costs more
 // than the products save. Measured on one core of a Xeon with AMX, K = 2048, weights in L2, vectors / tiles in GOP/s:
@@ -51,12 +54,22 @@ void int8_down(const GemmCall& call) {
 
 void bf16_gate_up(const GemmCall& call, const Gate& gate) {
   if (call.m >= kTileFrom) return gate_up_by_tiles<Bf16Product>(call, gate);
-  gate_up<Bf16LikeTiles>(call, gate);
+  gate_up<Bf16LikeTiles<Bf16Weights>>(call, gate);
 }
 
 void bf16_down(const GemmCall& call) {
   if (call.m >= kTileFrom) return down_by_tiles<Bf16Product>(call);
-  down<Bf16LikeTiles>(call);
+  down<Bf16LikeTiles<Bf16Weights>>(call);
+}
+
+void fp8_gate_up(const GemmCall& call, const Gate& gate) {
+  if (call.m >= kTileFrom) return gate_up<Fp8Tiles>(call, gate);
+  gate_up<Fp8FewRows>(call, gate);
+}
+
+void fp8_down(const GemmCall& call) {
+  if (call.m >= kTileFrom) return down<Fp8Tiles>(call);
+  down<Fp8FewRows>(call);
 }
 
 constexpr TierTable kTable = {
@@ -65,6 +78,7 @@ constexpr TierTable kTable = {
     .int4 = {grouped_row_bytes, encode_grouped_row<nibble_offset>, gate_up<Int4Micro>, down<Int4Micro>},
     .int8_grouped = {grouped_row_bytes, encode_grouped_row<int8_offset>, gate_up<GroupedInt8Micro>,
                      down<GroupedInt8Micro>},
+    .fp8 = {spread_bf16_row_bytes, encode_bf16_row, fp8_gate_up, fp8_down},
     .combine = combine,
     .rotate = rotate,
     .quantize = quantize,

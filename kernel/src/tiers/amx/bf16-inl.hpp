@@ -14,6 +14,7 @@ class FlushSubnormals {
   unsigned saved_;
 };
 
+template <class Weights>
 struct Bf16LikeTiles {
   using Sum = float;
   // 4 rows x 2 panels x (sum, even, odd) = 24 registers, 4 for weights, 2 for the row's inputs.
@@ -26,15 +27,16 @@ struct Bf16LikeTiles {
     __m512 sum[kM][2];
 #pragma GCC unroll 4
     for (int r = 0; r < kM; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
-    for (std::size_t k = 0; k < k_padded; k += 32, block += 2 * kTileBytes) {
+    for (std::size_t k = 0; k < k_padded; k += 32) {
+      const char* weights = Weights::tile(block, k);
       __m512 even[kM][2], odd[kM][2];
 #pragma GCC unroll 4
       for (int r = 0; r < kM; ++r) even[r][0] = even[r][1] = odd[r][0] = odd[r][1] = _mm512_setzero_ps();
       for (std::size_t row = 0; row < 16; ++row) {
         prefetcher.tick();
         prefetcher.tick();
-        const __m512i left = _mm512_load_si512(block + row * kRowBytes);
-        const __m512i right = _mm512_load_si512(block + kTileBytes + row * kRowBytes);
+        const __m512i left = Weights::load_pair(weights + row * Weights::kPairBytes);
+        const __m512i right = Weights::load_pair(weights + kTileBytes + row * Weights::kPairBytes);
         const __m512 even_w[2] = {_mm512_castsi512_ps(_mm512_slli_epi32(left, 16)),
                                   _mm512_castsi512_ps(_mm512_slli_epi32(right, 16))};
         const __m512 odd_w[2] = {_mm512_castsi512_ps(_mm512_and_si512(left, high_half)),
@@ -66,8 +68,13 @@ struct Bf16LikeTiles {
 
   static void run(const char* rows, std::size_t stride, std::size_t m, const char* block, std::size_t ahead,
                   std::size_t k_padded, Sum* sums) {
-    const FlushSubnormals flush;
     Prefetcher prefetcher(block + ahead, 1);
+    passes(rows, stride, m, block, ahead, prefetcher, k_padded, sums);
+  }
+
+  static inline void passes(const char* rows, std::size_t stride, std::size_t m, const char* block, std::size_t,
+                            Prefetcher& prefetcher, std::size_t k_padded, Sum* sums) {
+    const FlushSubnormals flush;
     switch (m) {
       case 1:
         return tile<1>(rows, stride, block, prefetcher, k_padded, sums);

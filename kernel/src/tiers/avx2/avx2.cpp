@@ -21,6 +21,8 @@ namespace {
 #include "tiers/avx2/bytes-inl.hpp"
 #include "tiers/avx2/grouped-dots-inl.hpp"
 #include "tiers/grouped-inl.hpp"
+#include "tiers/fp8-inl.hpp"
+#include "tiers/avx2/fp8-inl.hpp"
 
 constexpr TierTable kTable = {
     .int8 = {int8_wide_row_bytes, encode_int8_wide_row, gate_up<Int8Micro>, down<Int8Micro>},
@@ -28,6 +30,7 @@ constexpr TierTable kTable = {
     .int4 = {grouped_row_bytes, encode_grouped_row<nibble_offset>, gate_up<Int4Micro>, down<Int4Micro>},
     .int8_grouped = {grouped_row_bytes, encode_grouped_row<no_offset>, gate_up<GroupedInt8Micro>,
                      down<GroupedInt8Micro>},
+    .fp8 = {bf16_row_bytes, encode_bf16_row, gate_up<Fp8>, down<Fp8>},
     .combine = combine,
     .rotate = rotate,
     .quantize = quantize,

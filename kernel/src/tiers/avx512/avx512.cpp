@@ -15,6 +15,8 @@ namespace {
 #include "tiers/gemm-inl.hpp"
 #include "tiers/avx512/rows-inl.hpp"
 #include "tiers/avx512/bf16-inl.hpp"
+#include "tiers/fp8-inl.hpp"
+#include "tiers/avx512/fp8-inl.hpp"
 #include "tiers/avx2/widen-inl.hpp"
 #include "tiers/grouped-layout-inl.hpp"
 #include "tiers/grouped-rows-inl.hpp"
@@ -72,7 +74,8 @@ struct Int8WideTile {
 };
 
 using Int8Micro = RowsOf<Int8WideTile>;
-using Bf16Micro = RowsOf<Bf16WideTile>;
+using Bf16Micro = RowsOf<Bf16WideTile<Bf16Weights>>;
+using Fp8 = Fp8Micro<Fp8Products<Bf16WideTile>, 4, Bf16Micro::kRows>;
 
 constexpr TierTable kTable = {
     .int8 = {int8_wide_row_bytes, encode_int8_wide_row, gate_up<Int8Micro>, down<Int8Micro>},
@@ -80,6 +83,7 @@ constexpr TierTable kTable = {
     .int4 = {grouped_row_bytes, encode_grouped_row<nibble_offset>, gate_up<Int4Micro>, down<Int4Micro>},
     .int8_grouped = {grouped_row_bytes, encode_grouped_row<no_offset>, gate_up<GroupedInt8Micro>,
                      down<GroupedInt8Micro>},
+    .fp8 = {bf16_wide_row_bytes, encode_bf16_wide_row, gate_up<Fp8>, down<Fp8>},
     .combine = combine,
     .rotate = rotate,
     .quantize = quantize,

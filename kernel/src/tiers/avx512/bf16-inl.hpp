@@ -14,6 +14,7 @@ void encode_bf16_wide_row(const void* x, DType dtype, std::size_t k, std::size_t
   }
 }
 
+template <class Weights>
 struct Bf16WideTile {
   using Sum = float;
 
@@ -24,12 +25,13 @@ struct Bf16WideTile {
     __m512 sum[kM][2];
 #pragma GCC unroll 12
     for (int r = 0; r < kM; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
-    for (std::size_t k = 0; k < k_padded; k += 32, block += 2 * kTileBytes) {
+    for (std::size_t k = 0; k < k_padded; k += 32) {
+      const char* tile = Weights::tile(block, k);
       for (std::size_t row = 0; row < 16; ++row) {
         prefetcher.tick();
         prefetcher.tick();
-        const __m512i left = _mm512_load_si512(block + row * kRowBytes);
-        const __m512i right = _mm512_load_si512(block + kTileBytes + row * kRowBytes);
+        const __m512i left = Weights::load_pair(tile + row * Weights::kPairBytes);
+        const __m512i right = Weights::load_pair(tile + kTileBytes + row * Weights::kPairBytes);
         const __m512 even[2] = {_mm512_castsi512_ps(_mm512_slli_epi32(left, 16)),
                                 _mm512_castsi512_ps(_mm512_slli_epi32(right, 16))};
         const __m512 odd[2] = {_mm512_castsi512_ps(_mm512_and_si512(left, high_half)),

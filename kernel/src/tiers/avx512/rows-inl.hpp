@@ -26,11 +26,23 @@ struct RowsOf {
                   std::size_t k_padded, Sum* sums) {
     // One line a panel row, two panel rows a step: a prefetch for both every so many steps.
     Prefetcher prefetcher(block + ahead, (m + kGroup - 1) / kGroup);
+    passes(rows, stride, m, block, ahead, prefetcher, k_padded, sums);
+  }
+
+  static inline void passes(const char* rows, std::size_t stride, std::size_t m, const char* block, std::size_t ahead,
+                            Prefetcher& prefetcher, std::size_t k_padded, Sum* sums) {
     for (; m >= kGroup; m -= kGroup, rows += kGroup * stride, sums += kGroup * kBlockChannels) {
       Tile::template run<kGroup>(rows, stride, block, ahead, prefetcher, k_padded, sums);
     }
     rest<kGroup - 1>(rows, stride, m, block, ahead, prefetcher, k_padded, sums);
   }
+};
+
+// BF16 weights as they lie: 16 channels x a pair of inputs.
+struct Bf16Weights {
+  static constexpr std::size_t kPairBytes = kRowBytes;
+  static inline const char* tile(const char* block, std::size_t k) { return block + k / 32 * 2 * kTileBytes; }
+  static inline __m512i load_pair(const char* pair) { return _mm512_load_si512(pair); }
 };
 
 inline __m512i broadcast_word(const char* p) {

@@ -22,8 +22,11 @@ namespace {
 #include "tiers/avx512/bytes-inl.hpp"
 #include "tiers/avx512_vnni/grouped-dots-inl.hpp"
 #include "tiers/grouped-inl.hpp"
+#include "tiers/fp8-inl.hpp"
+#include "tiers/avx512/fp8-inl.hpp"
 
 // vdpbf16ps adds a pair of products a lane; each sum is one chain over ascending K whatever the number of rows.
+template <class Weights>
 struct Bf16DotTile {
   using Sum = float;
 
@@ -33,12 +36,13 @@ struct Bf16DotTile {
     __m512 sum[kM][2];
 #pragma GCC unroll 12
     for (int r = 0; r < kM; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
-    for (std::size_t k = 0; k < k_padded; k += 32, block += 2 * kTileBytes) {
+    for (std::size_t k = 0; k < k_padded; k += 32) {
+      const char* tile = Weights::tile(block, k);
       for (std::size_t row = 0; row < 16; ++row) {
         prefetcher.tick();
         prefetcher.tick();
-        const __m512bh left = (__m512bh)_mm512_load_si512(block + row * kRowBytes);
-        const __m512bh right = (__m512bh)_mm512_load_si512(block + kTileBytes + row * kRowBytes);
+        const __m512bh left = (__m512bh)Weights::load_pair(tile + row * Weights::kPairBytes);
+        const __m512bh right = (__m512bh)Weights::load_pair(tile + kTileBytes + row * Weights::kPairBytes);
         const char* x = rows + 2 * (k + 2 * row);
 #pragma GCC unroll 12
         for (int r = 0; r < kM; ++r) {
@@ -57,7 +61,8 @@ struct Bf16DotTile {
 };
 
 using Int8Micro = RowsOf<Int8DotTile>;
-using Bf16Micro = RowsOf<Bf16DotTile>;
+using Bf16Micro = RowsOf<Bf16DotTile<Bf16Weights>>;
+using Fp8 = Fp8Micro<Fp8Products<Bf16DotTile>, 2, Bf16Micro::kRows>;
 
 constexpr TierTable kTable = {
     .int8 = {int8_row_bytes, encode_offset_row, gate_up<Int8Micro>, down<Int8Micro>},
@@ -65,6 +70,7 @@ constexpr TierTable kTable = {
     .int4 = {grouped_row_bytes, encode_grouped_row<nibble_offset>, gate_up<Int4Micro>, down<Int4Micro>},
     .int8_grouped = {grouped_row_bytes, encode_grouped_row<int8_offset>, gate_up<GroupedInt8Micro>,
                      down<GroupedInt8Micro>},
+    .fp8 = {bf16_row_bytes, encode_bf16_row, gate_up<Fp8>, down<Fp8>},
     .combine = combine,
     .rotate = rotate,
     .quantize = quantize,

@@ -15,6 +15,8 @@ namespace {
 #include "tiers/gemm-inl.hpp"
 #include "tiers/offset-inl.hpp"
 #include "tiers/avx2/bf16-inl.hpp"
+#include "tiers/fp8-inl.hpp"
+#include "tiers/avx2/fp8-inl.hpp"
 
 // sum += four u8·s8 products a lane. As an instruction: GCC else moves the loads of later rows up and spills sums.
 inline void accumulate(__m256i& sum, __m256i x, __m256i w) {
@@ -113,6 +115,7 @@ constexpr TierTable kTable = {
     .int4 = {grouped_row_bytes, encode_grouped_row<nibble_offset>, gate_up<Int4Micro>, down<Int4Micro>},
     .int8_grouped = {grouped_row_bytes, encode_grouped_row<int8_offset>, gate_up<GroupedInt8Micro>,
                      down<GroupedInt8Micro>},
+    .fp8 = {bf16_row_bytes, encode_bf16_row, gate_up<Fp8>, down<Fp8>},
     .combine = combine,
     .rotate = rotate,
     .quantize = quantize,

@@ -122,10 +122,17 @@ struct Int8Micro {
 // Rows are bf16 values kept as fp32. Each channel adds its products in ascending K, one multiply and one add each.
 struct Bf16Micro {
   using Sum = float;
-  static constexpr std::size_t kRows = 4;
+  static constexpr std::size_t kGroup = 4;
+  static constexpr std::size_t kRows = kGroup;
 
-  static void run(const char* rows, std::size_t row_stride, std::size_t m, const char* block, std::size_t,
+  static void run(const char* rows, std::size_t row_stride, std::size_t m, const char* block, std::size_t ahead,
                   std::size_t k_padded, Sum* sums) {
+    Prefetcher none(block, 1);
+    passes(rows, row_stride, m, block, ahead, none, k_padded, sums);
+  }
+
+  static void passes(const char* rows, std::size_t row_stride, std::size_t m, const char* block, std::size_t,
+                     Prefetcher&, std::size_t k_padded, Sum* sums) {
     for (std::size_t r = 0; r < m; ++r) {
       const float* x = reinterpret_cast<const float*>(rows + r * row_stride);
       for (std::size_t panel = 0; panel < 2; ++panel) {
@@ -145,6 +152,24 @@ struct Bf16Micro {
     }
   }
 };
+
+constexpr float kFp8Unit = 1.0f;
+
+// 32 codes to 64 bytes of bf16, order kept.
+inline void decode_e4m3(const char* codes, char* bf16) {
+  for (std::size_t i = 0; i < 32; ++i) {
+    // Exact: bf16 has more bits of either kind than e4m3.
+    const std::uint32_t bits = float_to_bits(e4m3_to_float(static_cast<std::uint8_t>(codes[i]))) >> 16;
+    const auto narrow = static_cast<std::uint16_t>(bits);
+    __builtin_memcpy(bf16 + 2 * i, &narrow, 2);
+  }
+}
+
+#include "tiers/fp8-inl.hpp"
+#include "tiers/fp8-decode-inl.hpp"
+
+// 60 rows: decoding takes longer than the products of a few.
+using Fp8 = Fp8Micro<DecodedProducts<Bf16Micro>, 4, 60>;
 
 std::size_t bf16_row_bytes(const MatrixTraits&, std::size_t k_padded) {
   return 4 * k_padded;
@@ -166,6 +191,7 @@ constexpr TierTable kTable = {
     .bf16 = {bf16_row_bytes, encode_bf16_row, gate_up<Bf16Micro>, down<Bf16Micro>},
     .int4 = {grouped_row_bytes, encode_grouped_row<no_offset>, gate_up<GroupedMicro>, down<GroupedMicro>},
     .int8_grouped = {grouped_row_bytes, encode_grouped_row<no_offset>, gate_up<GroupedMicro>, down<GroupedMicro>},
+    .fp8 = {bf16_row_bytes, encode_bf16_row, gate_up<Fp8>, down<Fp8>},
     .combine = combine,
     .rotate = rotate,
     .quantize = quantize,
