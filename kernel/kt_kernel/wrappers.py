@@ -93,12 +93,15 @@ class MoEWrapper(Described):
         """Bytes of packed weights that one token's experts read; 0 before `load_weights`."""
         return 0 if self._packed is None else self._packed.bytes_per_expert * self.config.num_experts_per_tok
 
-    def expert_bytes(self, *, biased: bool = False) -> int:
-        """Bytes of packed weights that one expert will have, known before `load_weights`."""
+    def expert_bytes(self, *, biased: bool = False, stored: LayerFormats | None = None) -> int:
+        """Bytes of packed weights that one expert will have, known before `load_weights`. `stored`: what holds weights
+        that come quantised; None: they come as floats.
+        """
         sizes = 1, self.config.hidden_size, self.config.intermediate_size
-        formats = LayerFormats.both(self._backend.format)
+        formats = stored or LayerFormats.both(self._backend.format)
         # The layout itself says it: memory is laid out for one expert and never touched.
-        one = formats.allocate(*sizes, rotate=self._rotate, gated=self.gate.gated, biased=biased)
+        rotate = self._rotate and stored is None
+        one = formats.allocate(*sizes, rotate=rotate, gated=self.gate.gated, biased=biased)
         return one.bytes_per_expert
 
     def load_weights(

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ktransformers.checkpoints import locate
 from ktransformers.checkpoints.disk_dtype import dtype_on_disk
-from ktransformers.checkpoints.gguf import find_gguf, open_gguf
+from ktransformers.checkpoints.gguf import GgufModel, GgufWeights, find_gguf
 from ktransformers.forecasting.dry_run import DryRun, dry_run
 from ktransformers.forecasting.loading import Step, peak_of_loading
 from ktransformers.forecasting.quantisation import quantisation_notes, source_quantisation
@@ -63,7 +63,12 @@ def forecast(
     plan = make_plan(rules_for(meta, rules, threads), meta, allow_dead=legacy)
     source = source_quantisation(meta.config)
     operators = _construct(plan, meta)
-    footprints = {name: operator.footprint() for name, operator in operators.items()}
+    gguf = None if isinstance(model, PreTrainedModel) else _gguf(model, meta)
+    stored = {} if gguf is None else gguf.stored_formats()
+    footprints = {
+        name: operator.footprint(stored[name]) if name in stored else operator.footprint()
+        for name, operator in operators.items()
+    }
     modules = list(walk(meta))
     replaced = [meta.get_submodule(name) for name in operators]
     experts = [meta.get_submodule(name) for name in experts_modules(modules)]
@@ -91,17 +96,33 @@ def forecast(
         cache_per_1k=None if run is None else run.cache_bytes(1000),
         limits=tuple(memory_limits()),
         quantisation=tuple(
-            quantisation_notes(source or _gguf_types(model), _dtype_of(meta), [f.format for f in footprints.values()])
+            quantisation_notes(
+                source or _gguf_types(gguf),
+                _dtype_of(meta),
+                [footprint.format for footprint in footprints.values()],
+                kept={footprints[name].format for name in operators.keys() & stored if _keeps(footprints[name])},
+            )
         ),
         approximate=tuple(_approximate(plan, operators, run, source)),
         bandwidth=bandwidth,
     )
 
 
-def _gguf_types(model: str | os.PathLike[str] | PreTrainedModel) -> str | None:
-    """The types of the experts' blocks in a GGUF file; None for other models and for files of floats."""
-    files = None if isinstance(model, PreTrainedModel) else find_gguf(locate(model))
-    types = [] if files is None else open_gguf(files).expert_types
+def _gguf(model: str | os.PathLike[str], meta: PreTrainedModel) -> GgufWeights | None:
+    """What a GGUF file says of the weights; None for other models, and for files that transformers reads whole."""
+    files = find_gguf(locate(model))
+    opened = None if files is None else GgufModel.open(files)
+    return None if opened is None or opened.architecture is None else opened.weights(meta, opened.dtype)
+
+
+def _keeps(footprint: Footprint) -> bool:
+    """Whether weights that are stored quantised are packed as they are: where no other format was asked for."""
+    return footprint.details.get("backend") == "auto"
+
+
+def _gguf_types(weights: GgufWeights | None) -> str | None:
+    """The types of the experts' blocks in a GGUF file; None for a file of floats."""
+    types = [] if weights is None else weights.checkpoint.expert_types
     return f"GGUF {', '.join(types)}" if types else None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from transformers import PreTrainedConfig
 
@@ -21,14 +21,16 @@ def source_quantisation(config: PreTrainedConfig) -> str | None:
     return None
 
 
-def quantisation_notes(source: str | None, dtype: str, formats: Iterable[str]) -> list[str]:
+def quantisation_notes(source: str | None, dtype: str, formats: Iterable[str], kept: Collection[str] = ()) -> list[str]:
     """A sentence for each format that weights are packed in: what becomes of numbers that are `dtype`, or quantised by
-    `source`, on disk.
+    `source`, on disk. `kept`: formats that hold the quantised numbers as they are.
     """
-    return [_note(source, dtype, name) for name in dict.fromkeys(formats)]
+    return [_note(source, dtype, name, kept) for name in dict.fromkeys(formats)]
 
 
-def _note(source: str | None, dtype: str, packed: str) -> str:
+def _note(source: str | None, dtype: str, packed: str, kept: Collection[str]) -> str:
+    if source is not None and packed in kept:
+        return f"{packed}: the numbers that are stored ({source}), nothing is lost"
     if source is not None:
         second = "packed as floats, no second quantisation" if packed in _FLOATS else "then quantised a second time"
         return f"{packed}: the checkpoint is quantised ({source}); its weights become {dtype}, {second}"

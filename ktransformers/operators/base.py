@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NoReturn, Self, TypeVar, cast
 import torch
 from torch import nn
 
+from kt_kernel.layer_formats import LayerFormats
 from ktransformers.operators.footprint import Footprint
 
 __all__ = ["BaseInjectedModule", "outside_of_graphs"]
@@ -61,9 +62,10 @@ class BaseInjectedModule(nn.Module):
         """For the report: some of op, backend, format, tier, device, bytes."""
         return {"op": type(self).__name__}
 
-    def footprint(self) -> Footprint:
+    def footprint(self, stored: LayerFormats | None = None) -> Footprint:  # noqa: ARG002
         """What it will hold and read, known before `load()` and on the meta device. By default as the float original:
-        an operator that packs or copies weights says better.
+        an operator that packs or copies weights says better. `stored`: what packs the module's weights exactly where
+        they are stored quantised.
         """
         parameters = list(self.orig_module.parameters())
         size = sum(parameter.nbytes for parameter in parameters)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import kt_kernel
+from kt_kernel.layer_formats import LayerFormats
 from ktransformers.errors import KTransformersError, UnsupportedModuleError
 from ktransformers.experts import ExpertsSpec, ModuleWeights
 from ktransformers.log import warn_once
@@ -201,13 +202,16 @@ class KTransformersExperts(BaseInjectedModule):
             row["device"], size = str(self._generate.device), self._generate.nbytes
         return {"backend": asked, **row, "bytes": str(size), "runs": self.active_backend}
 
-    def footprint(self) -> Footprint:
+    def footprint(self, stored: LayerFormats | None = None) -> Footprint:
         told = {key: value for key, value in self.describe().items() if key != "bytes"}
+        if stored is not None and self._kernel is not None and self._kernel.keeps(stored):
+            told["format"] = stored.name
+            told["runs"] = told["runs"].replace(self._kernel.description(), self._kernel.description(stored))
         floats = sum(parameter.nbytes for parameter in self.orig_module.parameters())
         # Where the configuration does not say how many experts a token takes, all of them are the safe answer.
         chosen = min(self.spec.top_k or self.num_experts, self.num_experts)
         if self._kernel is not None:
-            size = self._kernel.expert_bytes
+            size = self._kernel.expert_bytes(stored)
             held, read, scratch = size * self.num_experts, size * chosen, self._kernel.scratch_bytes
         else:
             assert self._generate is not None

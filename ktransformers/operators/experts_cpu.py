@@ -10,6 +10,7 @@ from torch import nn
 
 from kt_kernel import GateFormula, MoEWrapper, parse_backend
 from kt_kernel.backends import AUTO
+from kt_kernel.layer_formats import LayerFormats
 from ktransformers.experts import ExpertsSpec, ModuleWeights, layer_weights
 from ktransformers.log import warn_once
 from ktransformers.operators.overlap import Completion, DeferredTensor
@@ -50,10 +51,24 @@ class KExpertsCPU:
         gate = GateFormula(**dataclasses.asdict(spec.gate))
         self.wrapper = MoEWrapper(config, backend=backend, rotate=rotate, threads=threads, strict=strict, gate=gate)
 
-    @property
-    def expert_bytes(self) -> int:
-        """Packed bytes of one expert, known before `load`."""
-        return self.wrapper.expert_bytes(biased=self._spec.has_bias)
+    def expert_bytes(self, stored: LayerFormats | None = None) -> int:
+        """Packed bytes of one expert, known before `load`; `stored` as for `keeps`."""
+        formats = stored if self.keeps(stored) else None
+        return self.wrapper.expert_bytes(biased=self._spec.has_bias, stored=formats)
+
+    def keeps(self, stored: LayerFormats | None) -> bool:
+        """Whether weights that are stored quantised, in what `stored` packs exactly, keep their numbers: where no other
+        format was asked for.
+        """
+        return stored is not None and parse_backend(self._backend) == AUTO
+
+    def description(self, stored: LayerFormats | None = None) -> str:
+        """Who will run, as `MoEWrapper.description` says it."""
+        wrapper = self.wrapper
+        if stored is None or not self.keeps(stored):
+            return wrapper.description
+        threads = "1 thread" if wrapper.threads == 1 else f"{wrapper.threads} threads"
+        return f"{wrapper.backend} → {stored.name} on {wrapper.tier}, {threads}"
 
     @property
     def scratch_bytes(self) -> int:

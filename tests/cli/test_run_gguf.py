@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
 
+from ktransformers import KTransformer
 from tests.checkpoints.gguf.writer import Wish, write_gguf
 from tests.cli.conftest import Kt
 from tests.models import make_llama_dense, make_mixtral
@@ -44,6 +46,19 @@ def test_rules_are_checked_against_a_file(kt: Kt, moe_file: Path) -> None:
     result = kt("rules", "check", "Mixtral", str(moe_file))
     assert result.exit_code == 0, result.stderr
     assert "model.layers.0.mlp.experts" in result.stdout
+
+
+def test_the_plan_counts_the_file_s_own_numbers(kt: Kt, moe_file: Path) -> None:
+    result = kt("plan", str(moe_file), "--no-measure", "--json")
+    assert result.exit_code == 0, result.stderr
+    told = json.loads(result.stdout)
+    loaded = KTransformer.from_pretrained(moe_file, rules="auto")
+    assert loaded.report is not None
+    packed = sum(int(entry.details["bytes"]) for entry in loaded.report.replacements)
+    assert next(w for w in told["weights"] if w["what"] == "packed experts")["nbytes"] == packed
+    assert "INT8_GROUPED: the numbers that are stored (GGUF Q8_0), nothing is lost" in str(told)
+    again = kt("plan", str(moe_file), "--no-measure", "--json", "--backend", "INT4")
+    assert "INT4: the checkpoint is quantised (GGUF Q8_0); its weights become bfloat16, then quantised" in again.stdout
 
 
 def test_a_damaged_file_is_wrong_input(kt: Kt, moe_file: Path, tmp_path: Path) -> None:

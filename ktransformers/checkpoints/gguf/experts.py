@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from kt_kernel.gguf import BLOCK_TYPES
+from kt_kernel.layer_formats import LayerFormats
 from kt_kernel.quantized import GroupedMatrix
 from ktransformers.checkpoints.gguf.checkpoint import GgufCheckpoint
-from ktransformers.checkpoints.gguf.grids import Grid, common_grid, on_grid
+from ktransformers.checkpoints.gguf.grids import Grid, common_grid, on_grid, packed_format
 from ktransformers.checkpoints.gguf.header import TensorInfo
 from ktransformers.experts import ExpertsSpec
 
@@ -68,12 +69,23 @@ class BlockExperts:
         """By projection, the grid on which all experts' numbers lie as they are stored; gate and up share one. None
         where some are floats or of types that have no grid.
         """
-        types = {p: {entry.tensor.type for entry in experts} for p, experts in self.matrices.items()}
-        if not all(kinds <= BLOCK_TYPES.keys() for kinds in types.values()):
+        first, second = self._types()
+        if not first | second <= BLOCK_TYPES.keys():
             return None
-        first = types.get("gate", set()) | types["up"]
-        found = {"gate": common_grid(first), "up": common_grid(first), "down": common_grid(types["down"])}
-        return {projection: found[projection] for projection in types}
+        found = {"gate": common_grid(first), "up": common_grid(first), "down": common_grid(second)}
+        return {projection: found[projection] for projection in self.matrices}
+
+    def formats(self) -> LayerFormats | None:
+        """What packs all of it without changing a number; None where `grids()` is."""
+        grids, (first, second) = self.grids(), self._types()
+        if grids is None:
+            return None
+        return LayerFormats(packed_format(grids["up"], first), packed_format(grids["down"], second))
+
+    def _types(self) -> tuple[set[str], set[str]]:
+        """Of gate and up, and of down."""
+        types = {p: {entry.tensor.type for entry in experts} for p, experts in self.matrices.items()}
+        return types.get("gate", set()) | types["up"], types["down"]
 
     def grouped(self, projection: str, expert: int, grid: Grid) -> GroupedMatrix:
         """The numbers that are stored, on a grid of `grids()`."""

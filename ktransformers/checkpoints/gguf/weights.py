@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from kt_kernel.layer_formats import LayerFormats
 from kt_kernel.packed_file import Source
 from ktransformers.checkpoints.gguf.architectures import Architecture, Made, TensorName
 from ktransformers.checkpoints.gguf.checkpoint import GgufCheckpoint
@@ -91,6 +92,11 @@ class GgufWeights:
     def holds(self, name: str) -> bool:
         """Whether a module can be read alone: experts can."""
         return name in self.experts
+
+    def stored_formats(self) -> dict[str, LayerFormats]:
+        """By experts module, what packs its numbers as they are stored; modules of floats are left out."""
+        formats = {name: module.block.formats() for name, module in self.experts.items()}
+        return {name: found for name, found in formats.items() if found is not None}
 
     @contextmanager
     def modules(self, names: Sequence[str]) -> Iterator[Iterator[ExpertsModule]]:
