@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import kt_kernel
+from kt_kernel.layer_formats import LayerFormats
 from ktransformers.errors import UnsupportedModuleError
 from ktransformers.experts import ModuleWeights
 from ktransformers.log import warn_once
@@ -173,7 +174,7 @@ class KTransformersLinear(BaseInjectedModule):
             size = self._generate.nbytes
         return {"backend": asked, **row, "bytes": str(size), "runs": self.active_backend}
 
-    def footprint(self) -> Footprint:
+    def footprint(self, stored: LayerFormats | None = None) -> Footprint:  # noqa: ARG002
         told = {key: value for key, value in self.describe().items() if key != "bytes"}
         floats = sum(parameter.nbytes for parameter in self.orig_module.parameters())
         if self._kernel is not None:

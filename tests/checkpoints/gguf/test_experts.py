@@ -131,3 +131,16 @@ def test_expert_weights_are_not_read_as_floats_when_they_are_packed(
     write_gguf(make_mixtral(), tmp_path / "model.gguf")
     monkeypatch.setattr(ExpertsModule, "fill", lambda *_: pytest.fail("a layer was read as floats"))
     KTransformer.from_pretrained(tmp_path / "model.gguf", rules="auto")
+
+
+@pytest.mark.parametrize("backend", ["INT8", "auto"])
+def test_what_was_made_of_the_file_is_kept_for_the_next_start(backend: str, tmp_path: Path) -> None:
+    write_gguf(make_mixtral(), tmp_path / "model.gguf", Wish(types={"": "Q8_0"}))
+    rules = [
+        {"match": {"name": r"\.experts$"}, "replace": {"class": "KTransformersExperts", "kwargs": {"backend": backend}}}
+    ]
+    options = {"rules": rules, "dtype": torch.float32, "cache": tmp_path / "cache"}
+    first = KTransformer.from_pretrained(tmp_path / "model.gguf", **options)
+    assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 3
+    second = KTransformer.from_pretrained(tmp_path / "model.gguf", **options)
+    assert torch.equal(logits(second.model), logits(first.model))
