@@ -34,6 +34,7 @@ print(json.dumps({"grown": status("VmHWM") - before, "packed": packed}))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
 def test_experts_are_never_in_memory_as_floats(tmp_path: Path) -> None:
     sizes = {"hidden_size": _SIZE, "moe_intermediate_size": _SIZE, "num_experts": _EXPERTS, "num_attention_heads": 4}
