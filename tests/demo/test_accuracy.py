@@ -28,7 +28,7 @@ class Mlp(torch.nn.Module):
 def test_demo_model_reaches_its_bars() -> None:
     rows = measure_demo(DEMO / "model", DEMO / "heldout.txt", tokens=2048)
     assert [row.name for row in rows] == ["eager fp32 (reference)", *(variant.name for variant in VARIANTS)]
-    assert [row.missed for row in rows] == [[], [], [], []]
+    assert {row.name: row.missed for row in rows if row.missed} == {}
     # The kernel really ran: its arithmetic is close to the reference, not equal to it.
     assert all(0 < row.accuracy.kl < 0.01 for row in rows[1:])
 

@@ -104,7 +104,7 @@ def test_the_variable_of_a_family_overrides_its_switch(machine: Machine, family:
 def test_another_value_of_the_variable_is_refused(machine: Machine) -> None:
     outcome = machine.install(CPUINFER_ENABLE_AVX512="maybe")
     assert outcome.code == 1
-    assert 'CPUINFER_ENABLE_AVX512 is "maybe": it takes ON or OFF.' in outcome.err
+    assert 'CPUINFER_ENABLE_AVX512 is "maybe": it takes ON or OFF (also 1/0, true/false, yes/no).' in outcome.err
 
 
 def test_on_for_a_tier_the_compiler_cannot_emit_is_said(machine: Machine) -> None:
