@@ -86,7 +86,7 @@ TEST("registry: generic comes first, is always in the build and needs nothing") 
   const Tier& lowest = kt::all_tiers().front();
   CHECK_EQ(lowest.name, "generic");
   CHECK(lowest.table != nullptr && lowest.needs_cpu.empty() && lowest.needs_os.empty());
-  CHECK_EQ(kt::formats_of(*lowest.table), std::vector<std::string>{"INT8", "BF16", "INT4", "INT8_GROUPED"});
+  CHECK_EQ(kt::formats_of(*lowest.table), std::vector<std::string>{"INT8", "BF16", "INT4", "INT8_GROUPED", "FP8"});
 }
 
 TEST("registry: every need is the name of a feature") {
