@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from kt_kernel.converter import METHODS, Progress, convert
+from kt_kernel.converter import METHODS, Progress, Step, convert
 from kt_kernel.errors import BackendError, ConfigError, KernelError
 
 __all__ = ["main"]
@@ -66,7 +66,7 @@ def _attribute(option: str) -> str:
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="Packs the experts of a float safetensors checkpoint for the CPU kernel, one file a layer.",
+        description="Packs the experts of a safetensors checkpoint for the CPU kernel, one file a layer.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -109,18 +109,24 @@ def _method(written: str) -> str:
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """A bar on stderr where that is a terminal, else nothing."""
+    """On a terminal a bar on stderr with layers, rate and time left, else nothing."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("experts", total=None)
+    layers = TextColumn("{task.fields[layers]}")
+    columns = TextColumn("{task.description}"), BarColumn(), layers, TransferSpeedColumn(), TimeRemainingColumn()
+    # A layer of a large model takes a minute: the rate is that of the last few.
+    shown = {"transient": True, "speed_estimate_period": 600, "disable": not console.is_terminal}
+    with Bar(*columns, console=console, **shown) as bar:  # type: ignore[arg-type]
+        task = bar.add_task("experts", total=None, layers="")
 
-        def show(prefix: str, done: int, total: int) -> None:
-            bar.update(task, description=prefix or "experts", completed=done, total=total)
+        def show(step: Step) -> None:
+            layers = f"{step.layers}/{step.of_layers}"
+            bar.update(
+                task, description=step.prefix or "experts", completed=step.nbytes, total=step.of_bytes, layers=layers
+            )
 
         yield show
 

@@ -1,4 +1,4 @@
-"""Converts a float checkpoint's experts to packed files, layer by layer, so that loading them later is only reading.
+"""Converts a checkpoint's experts to packed files, layer by layer, so that loading them later is only reading.
 
 Every layer is checked before the first is written. A run that was cut short goes on where it stopped: files that are
 whole and of the same source stay as they are.
@@ -7,34 +7,31 @@ whole and of the same source stay as they are.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kt_kernel import _ext
 from kt_kernel.backends import BACKENDS, Backend, parse_backend
 from kt_kernel.checkpoint import open_path
-from kt_kernel.config import MoEConfig
 from kt_kernel.contexts import resolve_threads, shared_context
-from kt_kernel.errors import BackendError, ConfigError, WeightsError
-from kt_kernel.layer_check import check_layer
-from kt_kernel.layer_formats import LayerFormats
-from kt_kernel.naming import BIAS, Layer, find_layers
-from kt_kernel.packed_file import PARTIAL, PackedLayer, Source, is_packed, open_packed, save_packed
+from kt_kernel.convertible import Convertible, find_convertible
+from kt_kernel.errors import BackendError, WeightsError
+from kt_kernel.model_config import ModelConfig
+from kt_kernel.packed_file import PARTIAL, PackedLayer, is_packed, open_packed, save_packed
 from kt_kernel.tier import choose_tier
-from kt_kernel.weights import ExpertWeights, pack
 
-__all__ = ["MANIFEST", "METHODS", "Progress", "Report", "convert", "parse_method"]
+__all__ = ["MANIFEST", "METHODS", "Progress", "Report", "Step", "convert", "parse_method"]
+
+logger = logging.getLogger("kt_kernel")
 
 METHODS = ("AMXINT8", "AMXINT4", "AMXBF16", "FP8")
 MANIFEST = "kt_manifest.json"
 """Written last: a folder with it is complete."""
-Progress = Callable[[str, int, int], None]
-"""Told the prefix of the layer that starts, how many are done, and how many there are."""
 # What a model needs beside its weights, where the checkpoint has it.
 _COMPANIONS = (
     "config.json",
@@ -51,6 +48,22 @@ _COMPANIONS = (
 
 
 @dataclass(frozen=True)
+class Step:
+    """Where a run is: the prefix of the layer that starts, empty at the end; layers and bytes of packed files, those
+    done and all there are. What an earlier run wrote is done.
+    """
+
+    prefix: str
+    layers: int
+    of_layers: int
+    nbytes: int
+    of_bytes: int
+
+
+Progress = Callable[[Step], None]
+
+
+@dataclass(frozen=True)
 class Report:
     """What a run did. `written` and `kept` are names of files in `output`."""
 
@@ -60,13 +73,16 @@ class Report:
     nbytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Job:
-    """One layer, the file it becomes, and what will stand in that file."""
+    """One layer, and the file it becomes."""
 
-    weights: ExpertWeights
-    packed: PackedLayer
+    layer: Convertible
     path: Path
+
+    @property
+    def packed(self) -> PackedLayer:
+        return self.layer.packed
 
     @property
     def done(self) -> bool:
@@ -74,7 +90,7 @@ class _Job:
         if not self.path.is_file() or not is_packed(self.path):
             return False
         try:
-            return open_packed(self.path) == self.packed
+            return self.layer.is_in(open_packed(self.path))
         except WeightsError:
             return False
 
@@ -111,9 +127,9 @@ def convert(
     _check_output(source, output)
     with ExitStack() as stack:
         entries = open_path(source, stack)
-        layers = find_layers(entries, str(source))
-        jobs = [_job(layer, output, backend, rotate) for layer in layers]
-        _check_jobs(jobs, source, output)
+        layers = find_convertible(entries, str(source), ModelConfig.read(source), backend.format, rotate)
+        jobs = [_Job(layer, output / f"{_file_name(layer.packed.prefix)}.safetensors") for layer in layers]
+        _check_jobs(jobs, output)
         for job in jobs:  # what a run that was killed left
             job.path.with_name(job.path.name + PARTIAL).unlink(missing_ok=True)
         todo = [job for job in jobs if not job.done]
@@ -124,19 +140,46 @@ def convert(
         context = shared_context(count)
         # The bytes are the same on every tier; asking for the bare format takes the best without a word about AMX.
         tier = choose_tier(BACKENDS[backend.format]).tier
-        for index, job in enumerate(todo):
+        _say_second(jobs, backend)
+        steps = _steps(jobs, todo)
+        for job in todo:
             if progress is not None:
-                progress(job.packed.prefix, len(jobs) - len(todo) + index, len(jobs))
-            packed = pack(job.weights, context, tier, job.packed.formats, job.packed.rotated)
+                progress(next(steps))
+            packed = job.layer.pack(context, tier)
             save_packed(job.path, packed, job.packed.prefix, job.packed.sources)
+            del packed  # before the next layer takes its memory
     if progress is not None:
-        progress("", len(jobs), len(jobs))
+        progress(next(steps))
     if source.is_dir():
         _copy_companions(source, output)
-    _write_manifest(jobs, backend, output)
+    nbytes = _write_manifest(jobs, backend, output)
     written = tuple(job.path.name for job in todo)
     kept = tuple(job.path.name for job in jobs if job not in todo)
-    return Report(output, written, kept, sum(job.packed.file_size for job in jobs))
+    return Report(output, written, kept, nbytes)
+
+
+def _steps(jobs: Sequence[_Job], todo: Sequence[_Job]) -> Iterator[Step]:
+    """The beginning of each of `todo`, and the end."""
+    total = sum(job.packed.file_size for job in jobs)
+    layers, nbytes = len(jobs) - len(todo), total - sum(job.packed.file_size for job in todo)
+    for job in todo:
+        yield Step(job.packed.prefix, layers, len(jobs), nbytes, total)
+        layers, nbytes = layers + 1, nbytes + job.packed.file_size
+    yield Step("", layers, len(jobs), nbytes, total)
+
+
+def _say_second(jobs: Sequence[_Job], backend: Backend) -> None:
+    if second := sum(job.layer.second for job in jobs):
+        becomes = "decoded to" if backend.format == "BF16" else "quantised a second time, to"
+        logger.warning(
+            "%s: the checkpoint's quantised experts are %s %s in %d of %d layer(s); AMXINT4 keeps the numbers of 4-bit "
+            "checkpoints, FP8 those of FP8 ones",
+            backend.name,
+            becomes,
+            backend.format,
+            second,
+            len(jobs),
+        )
 
 
 def _check_output(source: Path, output: Path) -> None:
@@ -147,88 +190,23 @@ def _check_output(source: Path, output: Path) -> None:
         raise WeightsError(f"output {output} is the folder of the checkpoint itself; pass another one")
 
 
-def _job(layer: Layer, output: Path, backend: Backend, rotate: bool) -> _Job:
-    gated = any(projection.removesuffix(BIAS) in ("gate", "gate_up") for projection in _projections(layer))
-    config = _config(layer)
-    try:
-        config.check_format(backend.format)
-    except ConfigError as error:
-        raise WeightsError(f"{layer.label}: {error}") from error
-    weights = ExpertWeights(layer, config, check_layer(layer, config, gated), gated)
-    files = sorted({entry.where for entry in (*layer.stacked.values(), *layer.single.values())})
-    # One expert is enough to know the bytes of all.
-    formats = LayerFormats.both(backend.format)
-    sizes = 1, config.hidden_size, config.intermediate_size
-    one = formats.allocate(*sizes, rotate=rotate, gated=gated, biased=weights.biased)
-    packed = PackedLayer(
-        layer.prefix,
-        config.expert_num,
-        config.hidden_size,
-        config.intermediate_size,
-        formats,
-        one.rotated,
-        gated,
-        weights.biased,
-        one.bytes_per_expert,
-        tuple(Source.of(Path(file)) for file in files),
-    )
-    return _Job(weights, packed, output / f"{_file_name(layer.prefix)}.safetensors")
-
-
-def _projections(layer: Layer) -> set[str]:
-    return {*layer.stacked, *(projection for projection, _ in layer.single)}
-
-
-def _config(layer: Layer) -> MoEConfig:
-    """The layer's sizes, as its down projection has them: (E, H, I), or (H, I) for each expert."""
-    stacked = layer.stacked.get("down")
-    singles = [(expert, entry) for (projection, expert), entry in layer.single.items() if projection == "down"]
-    if stacked is not None and len(stacked.shape) == 3:
-        experts, hidden, intermediate = stacked.shape
-    elif singles and len(singles[0][1].shape) == 2:
-        experts = 1 + max(expert for _, expert in layer.single)
-        hidden, intermediate = singles[0][1].shape
-    else:
-        raise WeightsError(f"{layer.label}: no down projection (experts, hidden, intermediate) to take the sizes from")
-    sizes = {"expert_num": experts, "hidden_size": hidden, "intermediate_size": intermediate}
-    return MoEConfig.from_dict({**sizes, "max_len": 1, "num_experts_per_tok": 1})
-
-
 def _file_name(prefix: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", prefix) or "experts"
 
 
-def _check_jobs(jobs: Sequence[_Job], source: Path, output: Path) -> None:
-    """Every file is one layer's, every layer fits the checkpoint's config, and nothing else lies in the folder."""
+def _check_jobs(jobs: Sequence[_Job], output: Path) -> None:
+    """Every file is one layer's, and nothing else lies in the folder."""
     by_file: dict[str, str] = {}
     for job in jobs:
         other = by_file.setdefault(job.path.name, job.packed.prefix)
         if other != job.packed.prefix:
             raise WeightsError(f"{other!r} and {job.packed.prefix!r} would both become {job.path.name}: rename one")
-    hidden = _hidden_size(source)
-    for job in jobs:
-        if hidden is not None and job.packed.hidden != hidden:
-            raise WeightsError(
-                f"{job.packed.prefix}: down_proj has {job.packed.hidden} outputs, and config.json's hidden_size is "
-                f"{hidden}; experts that are saved transposed are not converted"
-            )
     there = sorted(output.glob("*.safetensors"))
     if foreign := [file.name for file in there if file.name not in by_file or not is_packed(file)]:
         raise WeightsError(
             f"output {output} holds files that this conversion does not write ({', '.join(foreign[:5])}): pass another "
             "folder, or remove them"
         )
-
-
-def _hidden_size(source: Path) -> int | None:
-    """What config.json says, where there is one that says it."""
-    try:
-        config: Any = json.loads((source / "config.json").read_text(encoding="utf-8"))
-        config = config.get("text_config", config)
-        hidden = config.get("hidden_size")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return hidden if isinstance(hidden, int) else None
 
 
 def _check_room(todo: Sequence[_Job], output: Path) -> None:
@@ -252,23 +230,21 @@ def _copy_companions(source: Path, output: Path) -> None:
                 shutil.copyfile(file, target)
 
 
-def _write_manifest(jobs: Sequence[_Job], backend: Backend, output: Path) -> None:
+def _write_manifest(jobs: Sequence[_Job], backend: Backend, output: Path) -> int:
+    """The bytes of all packed files together."""
+    written = [(job.path.name, open_packed(job.path)) for job in jobs]
     layers = [
-        {
-            "prefix": job.packed.prefix,
-            "file": job.path.name,
-            "bytes": job.packed.file_size,
-            "experts": job.packed.experts,
-        }
-        for job in jobs
+        {"prefix": layer.prefix, "file": name, "bytes": layer.file_size, "experts": layer.experts}
+        for name, layer in written
     ]
     manifest = {
         "method": backend.name,
         "format": backend.format,
-        "rotated": jobs[0].packed.rotated,
+        "rotated": any(layer.rotated for _, layer in written),
         "layout": _ext.LAYOUT_VERSION,
         "layers": layers,
     }
     partial = output / (MANIFEST + PARTIAL)
     partial.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     partial.replace(output / MANIFEST)
+    return sum(layer.file_size for _, layer in written)

@@ -69,6 +69,15 @@ class LayerFormats:
         names = dict.fromkeys((self.gate_up.format, self.down.format))
         return "+".join(names)
 
+    @property
+    def kept_grid(self) -> bool:
+        """Whether weights came quantised and lie on their own grid. (FP8 does not tell.)"""
+        return all(each.format in ("INT4", "INT8_GROUPED") and each.levels != "normal4" for each in self.matrices)
+
+    @property
+    def matrices(self) -> tuple[MatrixFormat, MatrixFormat]:
+        return self.gate_up, self.down
+
     def allocate(
         self, experts: int, hidden: int, intermediate: int, *, rotate: bool, gated: bool = True, biased: bool = False
     ) -> _ext.PackedExperts:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kt_kernel.checkpoint import Entry
 from kt_kernel.errors import WeightsError, did_you_mean
 
-__all__ = ["Layer", "choose_prefix", "find_layer", "find_layers"]
+__all__ = ["Layer", "choose_prefix", "find_layer", "find_layers", "holds_experts"]
 
 PROJECTIONS = {
     "gate_proj": "gate",
@@ -78,6 +78,11 @@ def find_layers(entries: Sequence[Entry], where: str) -> list[Layer]:
     return list(layers.values())
 
 
+def holds_experts(entries: Iterable[Entry]) -> bool:
+    """Whether any of them is a float projection of experts."""
+    return any(_parse(entry) is not None for entry in entries)
+
+
 def _group(entries: Iterable[Entry]) -> dict[str, Layer]:
     layers: dict[str, Layer] = {}
     for entry in entries:
@@ -138,7 +143,8 @@ def _refuse_leftovers(layer: Layer, entries: Iterable[Entry]) -> None:
     if leftovers := [entry.name for entry in entries if entry.name.startswith(start) and entry.name not in used]:
         raise WeightsError(
             f"{layer.label}: {len(leftovers)} tensor(s) beside the experts' projections that the kernel would drop: "
-            f"{_some(leftovers)}; it reads float weights and biases only"
+            f"{_some(leftovers)}; it reads float weights and biases only, and the converter also what the config.json "
+            "beside the files says to be quantised"
         )
 
 

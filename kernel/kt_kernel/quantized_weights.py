@@ -16,7 +16,7 @@ from kt_kernel.fp8_weights import pack_fp8
 from kt_kernel.layer_formats import LayerFormats, MatrixFormat
 from kt_kernel.quantized import GROUPS, LEVELS, Fp8Matrix, GroupedMatrix, QuantizedMatrix
 
-__all__ = ["QuantizedExperts", "holds_quantized", "open_quantized", "pack_quantized"]
+__all__ = ["QuantizedExperts", "held_in", "holds_quantized", "open_quantized", "pack_quantized"]
 
 _WEIGHTS = ("gate_proj", "up_proj", "down_proj")
 
@@ -34,6 +34,11 @@ class QuantizedExperts:
     @property
     def gated(self) -> bool:
         return "gate_proj" in self.projections
+
+    def formats(self) -> LayerFormats:
+        """Those that hold the first expert. Raises `WeightsError` as packing does."""
+        is_fp8 = any(isinstance(matrices[0], Fp8Matrix) for matrices in self.projections.values())
+        return LayerFormats.both("FP8") if is_fp8 else _formats(self.expert(0))
 
     def expert(self, index: int) -> dict[str, GroupedMatrix]:
         """Of a grouped layer, checked. Raises `WeightsError` that names the expert and the projection."""
@@ -55,6 +60,15 @@ def _is_quantized(value: object) -> bool:
     if isinstance(value, (list, tuple)):  # of numbers it is a matrix that is no array, which the other door refuses
         return any(isinstance(each, (GroupedMatrix, Fp8Matrix)) for each in value)
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))  # read when it is taken
+
+
+def held_in(expert: Mapping[str, object]) -> str | None:
+    """The format that holds one expert's matrices exactly, where one does for all of them; else None."""
+    names = {
+        "FP8" if isinstance(matrix, Fp8Matrix) else _name(matrix) if isinstance(matrix, GroupedMatrix) else None
+        for matrix in expert.values()
+    }
+    return names.pop() if len(names) == 1 else None
 
 
 def open_quantized(weights: Mapping[str, Any], config: MoEConfig, gated: bool) -> QuantizedExperts:
@@ -86,12 +100,12 @@ def pack_quantized(experts: QuantizedExperts, context: _ext.Context) -> _ext.Pac
     FP8 becomes FP8. Scales of grouped matrices are kept in 16 bits where the first expert's fit; should a later one's
     not, packing begins again with what holds both. Raises `WeightsError` that names expert, projection and place.
     """
-    if any(isinstance(matrices[0], Fp8Matrix) for matrices in experts.projections.values()):
-        packed = _allocate(experts, LayerFormats.both("FP8"))
+    formats = experts.formats()
+    if formats.name == "FP8":
+        packed = _allocate(experts, formats)
         pack_fp8(packed, context, experts.projections, experts.biases, _shapes(experts.config))
         return packed
     first = experts.expert(0)
-    formats = _formats(first)
     while True:
         packed = _allocate(experts, formats)
         for index in range(experts.config.expert_num):
@@ -191,9 +205,12 @@ def _formats(matrices: Mapping[str, GroupedMatrix]) -> LayerFormats:
 
 
 def _format(matrix: GroupedMatrix) -> MatrixFormat:
-    name = "INT8_GROUPED" if matrix.levels == "int8" else "INT4"
     numbers = matrix.scales if matrix.minimums is None else np.concatenate((matrix.scales, matrix.minimums))
-    return MatrixFormat(name, matrix.group, matrix.levels, matrix.minimums is not None, _narrowest(numbers))
+    return MatrixFormat(_name(matrix), matrix.group, matrix.levels, matrix.minimums is not None, _narrowest(numbers))
+
+
+def _name(matrix: GroupedMatrix) -> str:
+    return "INT8_GROUPED" if matrix.levels == "int8" else "INT4"
 
 
 def _narrowest(numbers: NDArray[np.float32]) -> str:

@@ -126,7 +126,8 @@ class MoEWrapper(Described):
                 they are packed on their own grid, whatever format the backend would quantise floats to.
             prefix: which layer, where a file holds several, e.g. "model.layers.3.mlp.experts".
             mapped: work on a packed file where it lies, in pages that processes share, in place of a copy in memory.
-            own_grid: take a packed file also when its weights came quantised and are on their own grid, see `format`.
+            own_grid: take a packed file also when its weights came quantised and lie on their own grid in a format that
+                is not the backend's, see `format`.
 
         Raises:
             WeightsError: what is missing, too much, misshapen, damaged, NaN or infinite, or packed for another wrapper.
@@ -161,9 +162,11 @@ class MoEWrapper(Described):
             "format": (layer.formats.name, self._backend.format),
             "rotated": (layer.rotated, self._rotate),
         }
+        # Numbers that came quantised are never rotated: that would leave their grid.
+        own = layer.formats.kept_grid and layer.formats.name == self._backend.format
+        taken = not layer.rotated and (own_grid or own)
         pairs = {
-            # Numbers that came quantised are never rotated: that would leave their grid.
-            **({} if own_grid and not layer.rotated else quantised),
+            **({} if taken else quantised),
             "gated": (layer.gated, self.gate.gated),
             "expert_num": (layer.experts, config.expert_num),
             "hidden_size": (layer.hidden, config.hidden_size),

@@ -19,14 +19,12 @@ from kt_kernel import WeightsError
 from kt_kernel.checkpoint import Entry
 from kt_kernel.packed_file import Source
 from kt_kernel.sources import Parts, Scheme, as_numpy, is_read, scheme_for
-from kt_kernel.sources.experts import find_quantized
+from kt_kernel.sources.experts import OF_ACTIVATIONS, find_quantized
 from ktransformers.checkpoints.headers import CheckpointFiles, ReadRows, TensorHeader, Unread, read_headers
 from ktransformers.errors import CheckpointError
 
 __all__ = ["DecodedFiles", "decoded", "open_files"]
 
-_OF_ACTIVATIONS = ("input_scale", "input_global_scale", "input_zero_point")
-"""Last names of tensors that say how other kernels quantise activations; ours measure every token."""
 _DTYPE_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
 
@@ -134,7 +132,7 @@ def decoded(files: CheckpointFiles, quantization_config: Mapping[str, Any], dtyp
     for name in files.tensors:
         if (split := _split(name, scheme)) is not None:
             members.setdefault(split[0], {})[split[1]] = name
-    tensors = {name: header for name, header in files.tensors.items() if not name.endswith(_OF_ACTIVATIONS)}
+    tensors = {name: header for name, header in files.tensors.items() if not name.endswith(OF_ACTIVATIONS)}
     made = {}
     for weight, parts in members.items():
         shape = scheme.shape({part: files.tensors[name].shape for part, name in parts.items()})

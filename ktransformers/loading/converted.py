@@ -50,7 +50,7 @@ class ConvertedFolder:
                 f"{file} was packed from other files than this checkpoint's ({names}): convert it again"
             )
         try:
-            wrapper.load_weights(file, prefix)
+            wrapper.load_weights(file, prefix, own_grid=wrapper.backend == "auto")
         except kt_kernel.WeightsError as error:
             raise CheckpointError(f"{slot.name}: {error}") from error
         hide_tensors(slot)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from torch import nn
 from kt_kernel import GateFormula, MoEWrapper, parse_backend
 from kt_kernel.backends import AUTO
 from kt_kernel.layer_formats import LayerFormats
+from kt_kernel.quantized_weights import held_in
 from ktransformers.experts import ExpertsSpec, ModuleWeights, layer_weights
 from ktransformers.log import warn_once
 from ktransformers.operators.overlap import Completion, DeferredTensor
@@ -88,11 +91,11 @@ class KExpertsCPU:
     def load_from(self, weights: ModuleWeights) -> None:
         """Packs expert by expert, as they are read. For experts whose outputs are not normalised.
 
-        Weights that are stored quantised keep their numbers where no other format was asked for; else they are decoded
-        and quantised a second time, which is said.
+        Weights that are stored quantised keep their numbers where no other format than theirs was asked for; else they
+        are decoded and quantised a second time, which is said.
         """
         stored = weights.quantized(self._spec)
-        if stored is not None and parse_backend(self._backend) == AUTO:
+        if stored is not None and (parse_backend(self._backend) == AUTO or self._holds(stored)):
             self.wrapper.load_weights(stored)
             return
         self.wrapper.load_weights(weights.experts(self._spec))
@@ -101,6 +104,11 @@ class KExpertsCPU:
                 f"{self.wrapper.backend}: the file's quantised experts are quantised a second time, to "
                 f"{self.wrapper.format}; backend auto keeps their own numbers."
             )
+
+    def _holds(self, stored: Mapping[str, Any]) -> bool:
+        """Whether the backend's format is the one that holds quantised experts exactly."""
+        first = {name: matrices[0] for name, matrices in stored.items() if not name.endswith("_bias")}
+        return held_in(first) == self.wrapper.format
 
     def forward(
         self,

@@ -87,7 +87,16 @@ def test_it_serves_the_official_client_and_ends_on_sigterm(kt: Kt, moe_folder: s
     assert result.exit_code == 0
     assert (answers[0].usage.prompt_tokens, answers[0].usage.completion_tokens) == (3, 2)
     # A healthy start has no warnings.
-    assert _said(result) == ["rules", "model.layers.N.mlp.experts,", "cache", "memory", "try", "ready", "request", "stopped"]
+    assert _said(result) == [
+        "rules",
+        "model.layers.N.mlp.experts,",
+        "cache",
+        "memory",
+        "try",
+        "ready",
+        "request",
+        "stopped",
+    ]
     assert ", 1 thread" in result.stderr
     assert "context: 512 tokens" in result.stderr
     (example,) = (line for line in result.stderr.splitlines() if line.startswith("try"))
@@ -98,7 +107,16 @@ def test_it_serves_the_official_client_and_ends_on_sigterm(kt: Kt, moe_folder: s
 
 def test_a_model_without_a_template_says_so_at_the_start(kt: Kt, moe_folder: str) -> None:
     result = _serve_until_used(kt, lambda _: None, moe_folder)
-    assert _said(result) == ["rules", "model.layers.N.mlp.experts,", "cache", "memory", "chat", "try", "ready", "stopped"]
+    assert _said(result) == [
+        "rules",
+        "model.layers.N.mlp.experts,",
+        "cache",
+        "memory",
+        "chat",
+        "try",
+        "ready",
+        "stopped",
+    ]
     assert "--chat-template FILE" in result.stderr
 
 

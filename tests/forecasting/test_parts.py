@@ -96,6 +96,10 @@ def test_a_model_that_wants_to_see_numbers_has_no_dry_run() -> None:
         (None, "float32", "BF16", "rounded from the checkpoint's float32"),
         ("fp8", "bfloat16", "INT8", "then quantised a second time"),
         ("fp8", "bfloat16", "BF16", "no second quantisation"),
+        ("fp8", "bfloat16", "FP8", "the checkpoint's own numbers (fp8), no second quantisation"),
+        ("mxfp4", "bfloat16", "INT4", "the checkpoint's own numbers (mxfp4), no second quantisation"),
+        ("gptq", "float16", "INT4", "own numbers (gptq) where they have 4 bits"),
+        ("awq", "float16", "FP8", "then quantised a second time"),
     ],
 )
 def test_how_often_numbers_are_rounded(source: str | None, dtype: str, packed: str, said: str) -> None:

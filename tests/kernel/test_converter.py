@@ -249,9 +249,11 @@ def test_a_bad_layer_is_found_before_the_first_is_written(checkpoint: Path, tmp_
     assert not (tmp_path / "out").exists()
 
 
-def test_experts_saved_transposed_are_refused_by_the_config(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_than_its_config_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / "config.json").write_text(json.dumps({"text_config": {"hidden_size": 24}}))
-    with pytest.raises(WeightsError, match="saved transposed"):
+    with pytest.raises(
+        WeightsError, match=r"40 outputs, and config\.json's hidden_size is 24: the weights are another model's"
+    ):
         convert(checkpoint, tmp_path / "out", "AMXINT8", threads=1)
 
 

@@ -9,14 +9,17 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
+from kt_kernel.arrays import FLOATS
 from kt_kernel.checkpoint import Entry
 from kt_kernel.errors import WeightsError
 from kt_kernel.naming import BIAS, PROJECTIONS
 from kt_kernel.quantized import Fp8Matrix, GroupedMatrix
 from kt_kernel.sources.base import Parts, Scheme, Weight, as_numpy
 
-__all__ = ["Matrices", "QuantizedLayer", "find_quantized"]
+__all__ = ["OF_ACTIVATIONS", "Matrices", "QuantizedLayer", "find_quantized"]
 
+OF_ACTIVATIONS = ("input_scale", "input_global_scale", "input_zero_point")
+"""Last names of tensors that say how other kernels quantise activations; ours measure every token."""
 _KEYS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 
 
@@ -73,6 +76,39 @@ class QuantizedLayer:
             for entry, _ in parts.values()
         }
         return iter((*seen.values(), *self.biases.values()))
+
+    @property
+    def plain(self) -> int:
+        """How many of its weights were left out of the quantisation."""
+        return sum(parts.keys() == {"weight"} for experts in self.stored.values() for parts in experts.values())
+
+    @property
+    def count(self) -> int:
+        """Of its weights."""
+        return sum(len(experts) for experts in self.stored.values())
+
+    def check(self, entries: Iterable[Entry]) -> None:
+        """What headers tell: every expert is stored as the first, and nothing is left over of what `entries` have under
+        the prefix but scales of activations, which are measured here. Raises `WeightsError` that names the tensor.
+        """
+        used = {entry.name for entry in self.entries}
+        left = [e.name for e in entries if e.name.startswith(f"{self.prefix}.") and e.name not in used]
+        if left := [name for name in left if not name.endswith(OF_ACTIVATIONS)]:
+            raise WeightsError(
+                f"{self.prefix}: {len(left)} tensor(s) beside the experts' weights that would be dropped: "
+                f"{', '.join(left[:5])}; of {self.scheme.name}, {', '.join(self.scheme.parts)} are read"
+            )
+        for projection, experts in self.stored.items():
+            every = {part for parts in experts.values() for part in parts}
+            first: dict[str, Entry] = {}
+            for expert, parts in experts.items():
+                if set(parts) == {"weight"} and parts["weight"][0].dtype in FLOATS:
+                    continue  # left out of the quantisation
+                if lost := sorted(every - set(parts)):
+                    where = f"{self.prefix}.{projection}, expert {expert}"
+                    raise WeightsError(f"{where} has no {lost[0]}, and others have; the checkpoint is not whole")
+                for part, (entry, _) in parts.items():
+                    _check_alike(entry, first.setdefault(part, entry))
 
     def matrices(self, interleaved: bool = False) -> dict[str, Sequence[Weight] | NDArray[np.float32]]:
         """`gate_proj`, `up_proj`, `down_proj`, and their biases (E, channels) where there are any.
@@ -145,6 +181,14 @@ def _parse(entry: Entry, scheme: Scheme) -> tuple[str, str, int | None, str] | N
     if name in PROJECTIONS and (part in scheme.parts or part == "bias") and len(entry.shape) > 1:
         return ".".join(pieces[:-1]), PROJECTIONS[name], None, part
     return None
+
+
+def _check_alike(entry: Entry, first: Entry) -> None:
+    if (entry.shape, entry.dtype) != (first.shape, first.dtype):
+        raise WeightsError(
+            f"{entry.name} in {entry.where} is {entry.dtype} {entry.shape}; {first.name} is {first.dtype} "
+            f"{first.shape}, and experts are all alike"
+        )
 
 
 def _rows(weight: Weight, rows: slice | None, label: str) -> Weight:
