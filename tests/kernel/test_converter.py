@@ -33,6 +33,7 @@ from kt_kernel.convert_command import main
 from kt_kernel.converter import MANIFEST, Progress, Report, Step, convert
 from kt_kernel.layer_formats import LayerFormats
 from kt_kernel.packed_file import find_packed, open_packed
+from tests.kernel import quantizers
 from tests.kernel.layers import make_input, make_layer, same_bits
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,6 +59,21 @@ def _make_mixtral(folder: Path) -> Path:
     (folder / "config.json").write_text(json.dumps({"hidden_size": 40, "model_type": "mixtral"}))
     (folder / "tokenizer.json").write_text("{}")
     (folder / "chat_template.jinja").write_text("{{ messages }}")
+    return folder
+
+
+def _make_gptq(folder: Path) -> Path:
+    """Three layers of 4-bit experts of the same names."""
+    tensors: dict[str, torch.Tensor] = {}
+    for layer, prefix in enumerate(PREFIXES):
+        for expert in range(2):
+            for name, shape in {"w1": (32, 64), "w3": (32, 64), "w2": (64, 32)}.items():
+                stored = quantizers.gptq(quantizers.Grid.make(*shape, group=32, seed=10 * layer + expert))
+                tensors |= {f"{prefix}.{expert}.{name}.{part}": value for part, value in stored.tensors.items()}
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    config = {"hidden_size": 64, "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
@@ -190,10 +206,12 @@ main(sys.argv[1:])
 """
 
 
-def test_killed_in_the_middle_the_same_command_finishes_the_work(checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["AMXINT8", "AMXINT4"])
+def test_killed_in_the_middle_the_same_command_finishes_the_work(tmp_path: Path, method: str) -> None:
+    checkpoint = _make_mixtral(tmp_path / "mixtral") if method == "AMXINT8" else _make_gptq(tmp_path / "gptq")
     whole, out = tmp_path / "whole", tmp_path / "out"
-    convert(checkpoint, whole, "AMXINT8", threads=1)
-    arguments = f"--input {checkpoint} --output {out} --method AMXINT8 --threads 1".split()
+    convert(checkpoint, whole, method, threads=1)
+    arguments = f"--input {checkpoint} --output {out} --method {method} --threads 1".split()
     assert _run("-c", _KILLED, *arguments).returncode == -signal.SIGKILL
     left = sorted(file.name for file in out.iterdir())
     assert left == [FILES[0], f"{FILES[1]}.partial"]
