@@ -124,9 +124,8 @@ def _progress() -> Iterator[Progress]:
 
         def show(step: Step) -> None:
             layers = f"{step.layers}/{step.of_layers}"
-            bar.update(
-                task, description=step.prefix or "experts", completed=step.nbytes, total=step.of_bytes, layers=layers
-            )
+            bar.update(task, description=step.prefix or "experts", layers=layers, total=step.of_bytes)
+            bar.update(task, completed=step.nbytes, refresh=True)
 
         yield show
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import PreTrainedModel
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 from kt_kernel import WeightsError
 from kt_kernel.checkpoint import Entry
@@ -105,13 +106,15 @@ def open_files(folder: Path, meta_model: PreTrainedModel, dtype: torch.dtype | N
 
     `meta_model` is then one without quantisation: its configuration loses what it says of it. None for a checkpoint
     that transformers alone can read: other files than safetensors, a quantisation that is not read here.
+
+    Raises `CheckpointError` for a quantisation that neither reads.
     """
     files = read_headers(folder)
     said = getattr(meta_model.config, "quantization_config", None)
     if files is None or said is None:
         return files
     config = said if isinstance(said, Mapping) else said.to_dict()
-    if not is_read(config):
+    if not is_read(config) and _transformers_reads(config):
         return None
     own = meta_model.config.dtype
     view = decoded(files, config, dtype or (own if isinstance(own, torch.dtype) else torch.bfloat16))
@@ -146,6 +149,15 @@ def decoded(files: CheckpointFiles, quantization_config: Mapping[str, Any], dtyp
         tensors[weight] = TensorHeader(first.file, _DTYPE_NAMES[dtype], full)
         made[weight] = parts
     return DecodedFiles(files.folder, tensors, files, scheme, dtype, made)
+
+
+def _transformers_reads(quantization_config: Mapping[str, Any]) -> bool:
+    """What transformers does not know it takes for floats, with a warning."""
+    method = quantization_config.get("quant_method")
+    if method is None:  # as early bitsandbytes checkpoints have it
+        return bool(quantization_config.get("load_in_4bit") or quantization_config.get("load_in_8bit"))
+    name = str(getattr(method, "value", method))
+    return any(known == name or known.startswith(f"{name}_") for known in AUTO_QUANTIZER_MAPPING)
 
 
 def _entry(files: CheckpointFiles, name: str, read: ReadRows) -> Entry:

@@ -91,11 +91,13 @@ class CheckpointFiles:
         They are read, not mapped: mapped pages would count as this process's memory until the file is closed.
         """
         handles: dict[Path, Any] = {}
+        # Closed in the place of this call: after what the caller enters next, such as a thread that reads.
+        files = stack.enter_context(ExitStack())
 
         def rows(name: str, wanted: slice) -> torch.Tensor:
             path = self.tensors[name].file
             if path not in handles:
-                handles[path] = stack.enter_context(safe_open(path, framework="pt", device="cpu", backend="pread"))
+                handles[path] = files.enter_context(safe_open(path, framework="pt", device="cpu", backend="pread"))
             whole = wanted == slice(None)  # a number without dimensions has no rows
             tensor: torch.Tensor = handles[path].get_tensor(name) if whole else handles[path].get_slice(name)[wanted]
             return tensor

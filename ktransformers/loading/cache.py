@@ -104,7 +104,8 @@ class PackedCache:
                 wrapper.load_weights(path, slot.name, own_grid=auto)
             hide_tensors(slot)
             slot.freed = True  # its floats were never here
-            os.utime(self.folder)  # used now: evicted last
+            with suppress(OSError):  # another user's, or a file system that is only read
+                os.utime(self.folder)  # used now: evicted last
         except (OSError, kt_kernel.WeightsError) as error:
             log.warning("%s is packed anew: %s", slot.name, error)
             return wrapper.loaded

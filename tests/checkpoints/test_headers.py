@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,15 @@ def test_without_an_index_a_tensor_in_two_files_is_an_error(tmp_path: Path) -> N
         save_file({"a": torch.zeros(1)}, tmp_path / f"{name}.safetensors")
     with pytest.raises(CheckpointError, match=r"one\.safetensors and .*two\.safetensors both hold a, and no index"):
         read_headers(tmp_path)
+
+
+def test_files_stay_open_for_what_was_entered_after_them(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2), "b": torch.zeros(2)}, tmp_path / "model.safetensors")
+    files = read_headers(tmp_path)
+    assert files is not None
+    late: list[torch.Tensor] = []
+    with ExitStack() as stack:
+        read = files.opened(stack)
+        stack.callback(lambda: late.append(read("a", slice(None))))  # a thread that reads ahead ends like this
+        read("b", slice(None))
+    assert torch.equal(late[0], torch.ones(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import signal
@@ -18,11 +19,21 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from kt_kernel import BackendError, GateFormula, KernelError, MoEWrapper, WeightsError, _ext
+from kt_kernel import (
+    BackendError,
+    GateFormula,
+    KernelError,
+    MoEWrapper,
+    WeightsError,
+    _ext,
+    convert_command,
+    packed_file,
+)
 from kt_kernel.convert_command import main
-from kt_kernel.converter import MANIFEST, convert
+from kt_kernel.converter import MANIFEST, Progress, Report, Step, convert
 from kt_kernel.layer_formats import LayerFormats
 from kt_kernel.packed_file import find_packed, open_packed
+from tests.kernel import quantizers
 from tests.kernel.layers import make_input, make_layer, same_bits
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,6 +59,21 @@ def _make_mixtral(folder: Path) -> Path:
     (folder / "config.json").write_text(json.dumps({"hidden_size": 40, "model_type": "mixtral"}))
     (folder / "tokenizer.json").write_text("{}")
     (folder / "chat_template.jinja").write_text("{{ messages }}")
+    return folder
+
+
+def _make_gptq(folder: Path) -> Path:
+    """Three layers of 4-bit experts of the same names."""
+    tensors: dict[str, torch.Tensor] = {}
+    for layer, prefix in enumerate(PREFIXES):
+        for expert in range(2):
+            for name, shape in {"w1": (32, 64), "w3": (32, 64), "w2": (64, 32)}.items():
+                stored = quantizers.gptq(quantizers.Grid.make(*shape, group=32, seed=10 * layer + expert))
+                tensors |= {f"{prefix}.{expert}.{name}.{part}": value for part, value in stored.tensors.items()}
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    config = {"hidden_size": 64, "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
@@ -180,10 +206,12 @@ main(sys.argv[1:])
 """
 
 
-def test_killed_in_the_middle_the_same_command_finishes_the_work(checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["AMXINT8", "AMXINT4"])
+def test_killed_in_the_middle_the_same_command_finishes_the_work(tmp_path: Path, method: str) -> None:
+    checkpoint = _make_mixtral(tmp_path / "mixtral") if method == "AMXINT8" else _make_gptq(tmp_path / "gptq")
     whole, out = tmp_path / "whole", tmp_path / "out"
-    convert(checkpoint, whole, "AMXINT8", threads=1)
-    arguments = f"--input {checkpoint} --output {out} --method AMXINT8 --threads 1".split()
+    convert(checkpoint, whole, method, threads=1)
+    arguments = f"--input {checkpoint} --output {out} --method {method} --threads 1".split()
     assert _run("-c", _KILLED, *arguments).returncode == -signal.SIGKILL
     left = sorted(file.name for file in out.iterdir())
     assert left == [FILES[0], f"{FILES[1]}.partial"]
@@ -204,6 +232,74 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(
     assert "make room" in error
     assert error.count("\n") == 1
     assert not out.parent.exists()
+
+
+def test_a_disk_that_fills_up_half_way_leaves_whole_files_only(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    convert(checkpoint, whole, "AMXINT8", threads=1)
+    synced = []
+
+    def full(descriptor: int) -> None:
+        synced.append(descriptor)
+        if len(synced) == 2:
+            raise OSError(28, "No space left on device")
+
+    options = ["--input", str(checkpoint), "--output", str(out), "--method", "AMXINT8", "--threads", "1"]
+    with monkeypatch.context() as patched:
+        patched.setattr(packed_file.os, "fsync", full)
+        assert main(options) == 1
+    assert capsys.readouterr().err == "convert_cpu_weights.py: [Errno 28] No space left on device\n"
+    assert sorted(file.name for file in out.iterdir()) == [FILES[0]]
+    assert main(options) == 0
+    assert _contents(out) == _contents(whole)
+
+
+def test_a_terminal_shows_layers_rate_and_time_left(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr(convert_command, "convert", _slowly(monkeypatch))
+    options = ["--input", str(checkpoint), "--output", str(tmp_path / "out"), "--method", "AMXINT8", "--threads", "1"]
+    assert main(options) == 0
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+    # 3 files of 2 MB that take 4 seconds each: the rate is known after two, and then there are 4 seconds left.
+    assert "2/3" in shown
+    assert "500.0 kB/s" in shown
+    assert "0:00:04" in shown
+
+
+def _slowly(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
+    """A conversion that tells of 2 MB each 4 seconds, by a clock of its own, and shows every step."""
+    from rich import progress as rich_progress
+
+    now = [0.0]
+    bar = rich_progress.Progress.__init__
+
+    def with_clock(self: Any, *columns: Any, **options: Any) -> None:
+        bar(self, *columns, **options, get_time=lambda: now[0], auto_refresh=False)
+
+    monkeypatch.setattr(rich_progress.Progress, "__init__", with_clock)
+
+    def run(_: Path, output: Path, *__: str, progress: Progress, **___: Any) -> Report:
+        for done in range(4):
+            progress(Step(PREFIXES[min(done, 2)], done, 3, done * 2_000_000, 6_000_000))
+            now[0] += 4
+        return Report(output, (), (), 6_000_000)
+
+    return run
+
+
+def test_steps_count_what_an_earlier_run_wrote(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(checkpoint, out, "AMXINT8", threads=1)
+    size = (out / FILES[0]).stat().st_size
+    (out / FILES[1]).unlink()
+    steps: list[Step] = []
+    convert(checkpoint, out, "AMXINT8", threads=1, progress=steps.append)
+    assert steps == [Step(PREFIXES[1], 2, 3, 2 * size, 3 * size), Step("", 3, 3, 3 * size, 3 * size)]
 
 
 def test_upstreams_spellings_of_the_options_are_taken(checkpoint: Path, tmp_path: Path) -> None:

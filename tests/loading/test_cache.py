@@ -205,6 +205,30 @@ def test_a_place_that_cannot_be_written_is_one_line(
     assert "are not kept for the next start" in line
 
 
+def test_a_cache_that_is_only_read_serves_what_it_has(
+    checkpoint: Path, cache: Path, said: Callable[[], list[str]], read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = _load(checkpoint, cache)
+    _files(cache)[0].unlink()
+    read.clear()
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    opened = Path.open
+
+    def only_read(path: Path, mode: str = "r", *rest: Any, **options: Any) -> Any:
+        return opened(path, mode, *rest, **options) if "r" in mode and "+" not in mode else refuse()
+
+    monkeypatch.setattr(os, "utime", refuse)
+    monkeypatch.setattr(Path, "open", only_read)
+    assert torch.equal(_load(checkpoint, cache), wanted)
+    assert len(read) == 1  # the other layer is there
+    (line,) = said()
+    assert "are not kept for the next start" in line
+    assert "Read-only file system" in line
+
+
 def test_a_disk_that_is_full_half_way_is_one_line_and_leaves_nothing_half(
     checkpoint: Path, cache: Path, said: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

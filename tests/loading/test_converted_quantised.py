@@ -163,3 +163,15 @@ def test_a_nan_scale_names_layer_expert_and_projection(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"layers\.1\.mlp\.experts.*expert 3.*up"):
         convert(checkpoint, tmp_path / "packed", "AMXINT4")
     assert not list((tmp_path / "packed").glob("*1.mlp*"))
+
+
+def test_a_later_expert_that_needs_wider_scales_is_known_again(tmp_path: Path) -> None:
+    checkpoint = make_mxfp4(tmp_path / "mxfp4")
+    name = "model.layers.0.mlp.experts.gate_up_proj_scales"
+    _change(checkpoint, lambda tensors: tensors[name][3].fill_(90))  # 2^-37 is none of fp16
+    report = convert(checkpoint, tmp_path / "packed", "AMXINT4", threads=1)
+    formats = [open_packed(report.output / file).formats for file in report.written]
+    assert [each.gate_up.scales for each in formats][:2] == ["float32", "float16"]
+    assert _converted(report) == _packed(KTransformer.from_pretrained(checkpoint, _rules("INT4")))
+    assert report.nbytes == sum((report.output / file).stat().st_size for file in report.written)
+    assert convert(checkpoint, report.output, "AMXINT4", threads=1).written == ()
