@@ -5,6 +5,7 @@ What of the model is no experts is decoded for transformers this way, and expert
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ class DecodedFiles(CheckpointFiles):
 
     raw: CheckpointFiles
     scheme: Scheme
+    said: str
+    """The checkpoint's quantization_config, as JSON."""
     dtype: torch.dtype
     members: Mapping[str, Mapping[str, str]] = field(repr=False)
     """By decoded weight, its parts' names on disk."""
@@ -43,7 +46,7 @@ class DecodedFiles(CheckpointFiles):
         return self.raw.sources()
 
     def digest(self) -> str:
-        return f"{self.raw.digest()} as {self.dtype} by {self.scheme}"
+        return f"{self.raw.digest()} as {self.dtype} by {self.said}"
 
     def opened(self, stack: ExitStack) -> ReadRows:
         read = self.raw.opened(stack)
@@ -148,7 +151,8 @@ def decoded(files: CheckpointFiles, quantization_config: Mapping[str, Any], dtyp
             del tensors[name]
         tensors[weight] = TensorHeader(first.file, _DTYPE_NAMES[dtype], full)
         made[weight] = parts
-    return DecodedFiles(files.folder, tensors, files, scheme, dtype, made)
+    said = json.dumps(dict(quantization_config), sort_keys=True, default=str)
+    return DecodedFiles(files.folder, tensors, files, scheme, said, dtype, made)
 
 
 def _transformers_reads(quantization_config: Mapping[str, Any]) -> bool:

@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -50,6 +51,10 @@ class CheckpointSource:
         self._names = sources_of(twin, files.tensors, names)
         self._mapping = conversion_mapping(twin)
         self._read_since = 0
+
+    @property
+    def place(self) -> Path:
+        return self._files.folder
 
     def identity(self) -> tuple[Sequence[Source], Mapping[str, Any]]:
         """The files, and everything else about the source that decides which numbers its modules hold."""

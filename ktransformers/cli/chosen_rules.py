@@ -24,7 +24,7 @@ def choose_rules(model: str, rules: str | None, backend: str | None = None) -> R
     from ktransformers.rules import RuleSet, default_rules_for, load_rules
 
     folder = locate(model)
-    if rules is None:
+    if rules is None or rules == "auto":
         meta = build_meta_model(folder)
         model_type = meta.config.model_type
         if backend is None and not experts_modules(walk(meta)):

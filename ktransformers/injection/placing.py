@@ -47,17 +47,16 @@ def load_placed(
     weights: Iterable[ModuleWeights],
     *,
     keep_float: bool,
-    loaded: Callable[[Slot, int], None] = lambda _slot, _remaining: None,
+    loaded: Callable[[Slot], None] = lambda _: None,
     progress: bool = True,
 ) -> None:
-    """Loads operators that stand in the model, each from its entry of `weights`; `loaded` is told of each, and how many
-    there are still to come.
+    """Loads operators that stand in the model, each from its entry of `weights`; `loaded` is told of each.
 
     With `keep_float` the originals get their float weights too, else only those that operators compute with.
     Raises `InjectionError`; the model is then of no use.
     """
     with track("Packing", len(slots), shown=progress) as done, torch.no_grad():
-        for index, (slot, source) in enumerate(zip(slots, weights, strict=True)):
+        for slot, source in zip(slots, weights, strict=True):
             hide_tensors(slot)
             try:
                 _load(slot, source, keep_float)
@@ -67,7 +66,7 @@ def load_placed(
                     f"{where}: loading {type(slot.operator).__name__} for {slot.name} failed: {error}. The model was "
                     "not loaded"
                 ) from error
-            loaded(slot, len(slots) - index - 1)
+            loaded(slot)
             done(slot.name)
 
 

@@ -38,6 +38,11 @@ _FREE = 1 << 30
 class Identified(Protocol):
     """A source of weights whose packed experts may be kept."""
 
+    @property
+    def place(self) -> Path:
+        """The folder or file the weights come from."""
+        ...
+
     def identity(self) -> tuple[Sequence[Source], Mapping[str, Any]]:
         """The files the weights come from, and plain data on everything else that decides which numbers they are."""
         ...
@@ -52,15 +57,17 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "ktransformers"
 
 
-def open_cache(where: bool | str | os.PathLike[str], source: object, name: str) -> PackedCache | None:
+def open_cache(where: bool | str | os.PathLike[str], source: object, name: str | None) -> PackedCache | None:
     """The cache of the model that `source` reads, in the usual folder (True) or that one; None without a cache, or for
     a source that does not say what it is.
 
-    `name`: of the model, a path or an id.
+    `name`: of the model, a path or an id; transformers has none for weights that it was handed.
     """
     if where is False or not isinstance(source, Identified):
         return None
     sources, identity = source.identity()
+    if not name or name == "None":
+        name = str(source.place)
     return PackedCache(cache_folder() if where is True else Path(where), Path(name).name, sources, identity)
 
 
@@ -80,8 +87,14 @@ class PackedCache:
         self.folder = self.root / f"{_plain(name)}-{digest}"
         self._sources = tuple(sources)
         self._paths: dict[str, Path] = {}
+        """Of operators that were not here and are to be kept."""
         self._writes = True
         self._maps = environment.CACHE_MAP.get()
+
+    @staticmethod
+    def takes(slot: Slot) -> bool:
+        """Whether what an operator packs is kept at all."""
+        return _wrapper(slot) is not None
 
     def load(self, slot: Slot) -> bool:
         """Loads an operator from its file; False where there is none that fits."""
@@ -108,7 +121,9 @@ class PackedCache:
                 os.utime(self.folder)  # used now: evicted last
         except (OSError, kt_kernel.WeightsError) as error:
             log.warning("%s is packed anew: %s", slot.name, error)
-            return wrapper.loaded
+            if not wrapper.loaded:
+                return False
+        del self._paths[slot.name]
         return True
 
     def _stays_mapped(self, path: Path, wrapper: kt_kernel.MoEWrapper) -> bool:
@@ -118,16 +133,16 @@ class PackedCache:
             self._maps = _in_huge_pages(path)
         return self._maps
 
-    def keep(self, slot: Slot, remaining: int) -> None:
-        """Writes what an operator packed, unless there is no room for it and `remaining` more of its size."""
+    def keep(self, slot: Slot) -> None:
+        """Writes what an operator packed, unless there is no room for it and as much for each still to come."""
         wrapper = _wrapper(slot)
         if wrapper is None or not self._writes:
             return
-        path = self._paths[slot.name]
+        path = self._paths.pop(slot.name)
         # Another process may write the same file: each has a name of its own until it is whole.
         own = path.with_name(f"{os.getpid()}-{path.name}")
         try:
-            if not self._has_room(wrapper.nbytes * (remaining + 1)):
+            if not self._has_room(wrapper.nbytes * (len(self._paths) + 1)):
                 self._writes = False
                 return
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -96,14 +96,14 @@ class KTransformersQuantizer(HfQuantizer):
         if options.weights_path is not None:
             self._load_converted(Path(options.weights_path), source)
             return
-        cache = None if options.keep_float else open_cache(options.cache, source, model.name_or_path or "model")
+        cache = None if options.keep_float else open_cache(options.cache, source, model.name_or_path)
         if cache is None:
             with source.modules([slot.name for slot in self._placed]) as weights:
                 load_placed(self._placed, weights, keep_float=options.keep_float)
             return
         missing = [slot for slot in self._placed if not cache.load(slot)]
-        there = len(self._placed) - len(missing)
-        self.cache_note = f"cache: {there} of {len(self._placed)} layers came packed from {cache.folder}"
+        kept, absent = (sum(map(cache.takes, slots)) for slots in (self._placed, missing))
+        self.cache_note = f"cache: {kept - absent} of {kept} layers came packed from {cache.folder}"
         log.info("%s", self.cache_note)
         with source.modules([slot.name for slot in missing]) as weights:
             load_placed(missing, weights, keep_float=False, loaded=cache.keep)

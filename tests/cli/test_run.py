@@ -54,6 +54,12 @@ def test_rules_that_are_named_are_used(kt: Kt, moe_folder: str, rule_file: Calla
     assert "transformers' own" in kept.stderr
 
 
+def test_rules_auto_are_those_of_the_models_type(kt: Kt, moe_folder: str) -> None:
+    done = kt("run", moe_folder, "--prompt", "abc", "--max-new-tokens", "2", "--rules", "auto")
+    assert done.exit_code == 0, done.stderr
+    assert "which ships for model type" in done.stderr
+
+
 def test_the_backend_of_an_amx_rule_file_can_be_overridden(kt: Kt, moe_folder: str) -> None:
     arguments = ("run", moe_folder, "--prompt", "abc", "--max-new-tokens", "2", "--rules", "Qwen3MoE-serve-amx")
     assert "AMXINT8" in kt(*arguments).stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ktransformers.operators.experts import KTransformersExperts
 from tests import models
 from tests.checkpoints.folders import make_checkpoint
 from tests.checkpoints.gguf.writer import Wish, write_gguf
+from tests.checkpoints.quantised import CONFIGS, make_pair
 
 IDS = torch.arange(20).view(1, 20)
 
@@ -283,3 +285,25 @@ def test_a_cached_file_is_one_that_the_wrapper_loads(checkpoint: Path, cache: Pa
     layer = open_packed(_files(cache)[0])
     assert layer.prefix == "model.layers.1.mlp.experts"
     assert [source.name for source in layer.sources] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("method", CONFIGS)
+def test_a_quantised_checkpoint_is_the_same_source_at_the_next_start(tmp_path: Path, cache: Path, method: str) -> None:
+    quantised, _ = make_pair(tmp_path, method)
+    started = []  # the first model lives on: nothing of the second has the address of what it was before
+    for there in (0, 2):
+        started.append(KTransformer.from_pretrained(quantised, _rules("auto"), cache=cache))
+        (folder,) = cache.glob("experts/*")
+        assert folder.name.startswith(f"{method}-")
+        assert f"{there} of 2 layers" in started[-1].model.hf_quantizer.cache_note
+
+
+def test_linears_take_no_room_from_experts(checkpoint: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _load(checkpoint, cache, "auto")
+    size = sum(file.stat().st_size for file in _files(cache))
+    shutil.rmtree(cache)
+    monkeypatch.setenv("KT_CACHE_LIMIT", str(size + 4096))
+    for there in (0, 2):
+        model = KTransformer.from_pretrained(checkpoint, "cpu-only", cache=cache)
+        assert f"{there} of 2 layers" in model.model.hf_quantizer.cache_note  # linears are packed each time
+    assert len(_files(cache)) == 2

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -81,6 +82,10 @@ class GgufWeights:
         for name, module in self.experts.items():
             state |= {f"{name}.{key}": parameter for key, parameter in module.parameters().items()}
         return state
+
+    @property
+    def place(self) -> Path:
+        return self.checkpoint.files[0]
 
     def identity(self) -> tuple[Sequence[Source], Mapping[str, Any]]:
         """The files, and everything else about them that decides which numbers the experts hold."""
