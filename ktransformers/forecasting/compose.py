@@ -9,6 +9,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from kt_kernel.layer_formats import LayerFormats
+from kt_kernel.sources import is_read, scheme_for
 from ktransformers.checkpoints import locate
 from ktransformers.checkpoints.disk_dtype import dtype_on_disk
 from ktransformers.checkpoints.gguf import GgufModel, GgufWeights, find_gguf
@@ -23,6 +25,7 @@ from ktransformers.injection.tree import config_of
 from ktransformers.loading.rules import rules_for
 from ktransformers.memory import memory_limits, resident_bytes
 from ktransformers.operators.base import BaseInjectedModule
+from ktransformers.operators.experts import KTransformersExperts
 from ktransformers.operators.footprint import Footprint
 from ktransformers.rules import RulesLike
 
@@ -64,7 +67,7 @@ def forecast(
     source = source_quantisation(meta.config)
     operators = _construct(plan, meta)
     gguf = None if isinstance(model, PreTrainedModel) else _gguf(model, meta)
-    stored = {} if gguf is None else gguf.stored_formats()
+    stored = _stored(meta, operators) if gguf is None else gguf.stored_formats()
     footprints = {
         name: operator.footprint(stored[name]) if name in stored else operator.footprint()
         for name, operator in operators.items()
@@ -100,7 +103,8 @@ def forecast(
                 source or _gguf_types(gguf),
                 _dtype_of(meta),
                 [footprint.format for footprint in footprints.values()],
-                kept={footprints[name].format for name in operators.keys() & stored if _keeps(footprints[name])},
+                kept={stored[name].name for name in operators.keys() & stored}
+                & {f.format for f in footprints.values()},
             )
         ),
         approximate=tuple(_approximate(plan, operators, run, source)),
@@ -115,9 +119,15 @@ def _gguf(model: str | os.PathLike[str], meta: PreTrainedModel) -> GgufWeights |
     return None if opened is None or opened.architecture is None else opened.weights(meta, opened.dtype)
 
 
-def _keeps(footprint: Footprint) -> bool:
-    """Whether weights that are stored quantised are packed as they are: where no other format was asked for."""
-    return footprint.details.get("backend") == "auto"
+def _stored(meta: PreTrainedModel, operators: Mapping[str, BaseInjectedModule]) -> dict[str, LayerFormats]:
+    """By experts module, what packs its numbers as they are stored, where the checkpoint is quantised."""
+    config = getattr(meta.config, "quantization_config", None)
+    if config is None:
+        return {}
+    config = config if isinstance(config, Mapping) else config.to_dict()
+    packed = scheme_for(config).packed if is_read(config) else None
+    experts = (name for name, operator in operators.items() if isinstance(operator, KTransformersExperts))
+    return {} if packed is None else {name: LayerFormats(packed, packed) for name in experts}
 
 
 def _gguf_types(weights: GgufWeights | None) -> str | None:
@@ -200,7 +210,7 @@ def _approximate(plan: Plan, told: Mapping[str, object], run: DryRun | None, sou
     if run is None:
         found.append("this model does not run without numbers: no cache is counted, and all weights count as read")
     if source is not None:
-        found.append(f"the checkpoint is quantised ({source}): its weights count as the floats that they become")
+        found.append(f"the checkpoint is quantised ({source}): what is no experts counts as the floats that it becomes")
     if foreign := {planned.rule.replacement for planned in plan.replacements if planned.name not in told}:
         found.append(f"what {', '.join(sorted(foreign))} will hold cannot be told: it counts as the original does")
     return found

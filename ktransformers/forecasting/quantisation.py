@@ -10,10 +10,6 @@ __all__ = ["quantisation_notes", "source_quantisation"]
 
 _FLOATS = {"float32": 24, "float16": 11, "bfloat16": 8, "BF16": 8}  # bits of precision
 
-# Methods of whose weights the format holds the very numbers. GPTQ and compressed-tensors have other widths too.
-_HELD = {"FP8": ("fp8", "fbgemm_fp8"), "INT4": ("awq", "mxfp4")}
-_HELD_IN_4_BITS = ("gptq", "compressed-tensors")
-
 
 def source_quantisation(config: PreTrainedConfig) -> str | None:
     """The method by which the checkpoint is quantised already, such as fp8 or gptq; None for a float one."""
@@ -35,10 +31,6 @@ def quantisation_notes(source: str | None, dtype: str, formats: Iterable[str], k
 def _note(source: str | None, dtype: str, packed: str, kept: Collection[str]) -> str:
     if source is not None and packed in kept:
         return f"{packed}: the numbers that are stored ({source}), nothing is lost"
-    if source in _HELD.get(packed, ()):
-        return f"{packed}: the checkpoint's own numbers ({source}), no second quantisation"
-    if source in _HELD_IN_4_BITS and packed == "INT4":
-        return f"{packed}: the checkpoint's own numbers ({source}) where they have 4 bits, else quantised a second time"
     if source is not None:
         second = "packed as floats, no second quantisation" if packed in _FLOATS else "then quantised a second time"
         return f"{packed}: the checkpoint is quantised ({source}); its weights become {dtype}, {second}"

@@ -63,7 +63,7 @@ class KExpertsCPU:
         """Whether weights that are stored quantised, in what `stored` packs exactly, keep their numbers: where no other
         format was asked for.
         """
-        return stored is not None and parse_backend(self._backend) == AUTO
+        return stored is not None and (parse_backend(self._backend) == AUTO or stored.name == self.wrapper.format)
 
     def description(self, stored: LayerFormats | None = None) -> str:
         """Who will run, as `MoEWrapper.description` says it."""

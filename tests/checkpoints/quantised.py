@@ -26,7 +26,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
         "config_groups": {
-            "group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "group_size": 32}}
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"num_bits": 4, "type": "int", "group_size": 32, "symmetric": True},
+            }
         },
     },
 }

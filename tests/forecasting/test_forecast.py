@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from ktransformers import Forecast, forecast
+from ktransformers import Forecast, KTransformer, forecast
 from ktransformers.errors import DoesNotFitError, RuleMatchError
 from ktransformers.forecasting import compose
 from ktransformers.injection import apply_plan, build_meta_model, make_plan
 from ktransformers.memory import MemoryLimit
+from tests.checkpoints.quantised import CONFIGS, make_pair
 from tests.injection.rules_of import make_rule
 from tests.models import (
     make_deepseek_v3,
@@ -40,6 +41,20 @@ _IDS = torch.arange(20)[None]
 
 def _rules(backend: str = "INT8", **kwargs: Any) -> list[dict[str, Any]]:
     return [make_rule(r"\.experts$", "KTransformersExperts", backend=backend, threads=1, **kwargs)]
+
+
+@pytest.mark.parametrize("method", sorted(CONFIGS))
+@pytest.mark.parametrize("backend", ["auto", "INT4", "INT8"])
+def test_experts_of_a_quantised_checkpoint_count_as_what_packs_them(tmp_path: Path, method: str, backend: str) -> None:
+    quantised, _ = make_pair(tmp_path, method)
+    told = forecast(quantised, _rules(backend))
+    loaded = KTransformer.from_pretrained(quantised, rules=_rules(backend))
+    assert loaded.report is not None
+    (packed,) = (holding for holding in told.holdings if holding.what == "packed experts")
+    assert packed.nbytes == sum(int(entry.details["bytes"]) for entry in loaded.report.replacements)
+    assert {packed.format} == {entry.details["format"] for entry in loaded.report.replacements}
+    own = "FP8" if method == "fp8" else "INT4"
+    assert any("nothing is lost" in note for note in told.quantisation) == (backend in ("auto", own))
 
 
 def _foretold(model: Any, rules: list[dict[str, Any]], **options: Any) -> Forecast:

@@ -96,9 +96,6 @@ def test_a_model_that_wants_to_see_numbers_has_no_dry_run() -> None:
         (None, "float32", "BF16", "rounded from the checkpoint's float32"),
         ("fp8", "bfloat16", "INT8", "then quantised a second time"),
         ("fp8", "bfloat16", "BF16", "no second quantisation"),
-        ("fp8", "bfloat16", "FP8", "the checkpoint's own numbers (fp8), no second quantisation"),
-        ("mxfp4", "bfloat16", "INT4", "the checkpoint's own numbers (mxfp4), no second quantisation"),
-        ("gptq", "float16", "INT4", "own numbers (gptq) where they have 4 bits"),
         ("awq", "float16", "FP8", "then quantised a second time"),
     ],
 )
@@ -106,6 +103,12 @@ def test_how_often_numbers_are_rounded(source: str | None, dtype: str, packed: s
     (note,) = quantisation_notes(source, dtype, [packed, packed])
     assert note.startswith(f"{packed}: ")
     assert said in note
+
+
+def test_numbers_that_are_kept_are_rounded_no_more() -> None:
+    notes = quantisation_notes("gptq", "float16", ["INT4", "INT8"], kept={"INT4"})
+    assert notes[0] == "INT4: the numbers that are stored (gptq), nothing is lost"
+    assert "then quantised a second time" in notes[1]
 
 
 def test_the_quantisation_of_a_checkpoint_is_that_of_its_configuration() -> None:

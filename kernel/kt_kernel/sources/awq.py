@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from kt_kernel.errors import WeightsError
-from kt_kernel.sources.base import Parts, Weight, grouped, need
+from kt_kernel.layer_formats import MatrixFormat
+from kt_kernel.sources.base import Parts, Weight, grouped, grouped_format, need
 from kt_kernel.sources.bits import AWQ_ORDER, unpack
 
 __all__ = ["Awq"]
@@ -26,7 +27,12 @@ class Awq:
         if bits != 4 or version != "gemm":
             raise WeightsError(f"AWQ with {bits} bits, version {version!r}; 4 bits, version 'gemm' are read")
 
+        self._group = int(config.get("group_size", config.get("q_group_size", 128)))
         self._symmetric = not config.get("zero_point", True)
+
+    @property
+    def packed(self) -> MatrixFormat | None:
+        return grouped_format(4, self._group, self._symmetric)
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int] | None:
         words = shapes.get("qweight")

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kt_kernel.errors import WeightsError
+from kt_kernel.layer_formats import MatrixFormat
 from kt_kernel.quantized import GROUPS, Fp8Matrix, GroupedMatrix
 
-__all__ = ["Parts", "Scheme", "Weight", "as_numpy", "grouped", "need"]
+__all__ = ["Parts", "Scheme", "Weight", "as_numpy", "grouped", "grouped_format", "need"]
 
 Weight = GroupedMatrix | Fp8Matrix | NDArray[np.float32]
 """A matrix (N channels, K inputs) on its own grid, or float32 where no packed format has that grid."""
@@ -43,6 +44,12 @@ class Scheme(Protocol):
 
     @property
     def parts(self) -> tuple[str, ...]: ...
+
+    @property
+    def packed(self) -> MatrixFormat | None:
+        """What packs weights of this scheme exactly, as the configuration has it; None where they come as floats. For
+        forecasts: the numbers themselves decide when they are packed.
+        """
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int] | None:
         """(N, K) of the weight whose parts have these shapes, one expert's where they are stacked; None for parts that
@@ -99,6 +106,17 @@ def grouped(
     values = (codes.astype(np.int16) - offset).astype(np.int8)
     minimums = -scales * (zeros.astype(np.float32) - np.float32(offset))
     return _regrouped(GroupedMatrix(values, scales, group, "uint4" if bits <= 4 else "int8", minimums))
+
+
+def grouped_format(bits: int, group: int, symmetric: bool) -> MatrixFormat | None:
+    """Of what `grouped` gives. `group` −1: one scale a channel. Scales of 16 bits fit the packed ones, minimums are
+    products and do not.
+    """
+    size = next((g for g in reversed(GROUPS) if group <= 0 or group % g == 0), None)
+    if size is None:
+        return None
+    name, levels = ("INT4", "int4" if symmetric else "uint4") if bits <= 4 else ("INT8_GROUPED", "int8")
+    return MatrixFormat(name, size, levels, not symmetric, "float16" if symmetric else "float32")
 
 
 def _group_size(parts: Parts, inputs: int, count: int) -> int:

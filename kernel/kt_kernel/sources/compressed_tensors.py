@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kt_kernel.errors import WeightsError
-from kt_kernel.sources.base import Parts, Weight, grouped, need
+from kt_kernel.layer_formats import MatrixFormat
+from kt_kernel.sources.base import Parts, Weight, grouped, grouped_format, need
 from kt_kernel.sources.bits import unpack
-from kt_kernel.sources.fp4 import e2m1_matrix, e4m3
+from kt_kernel.sources.fp4 import E2M1, e2m1_matrix, e4m3
 from kt_kernel.sources.fp8 import e8m0, fp8_matrix
 
 __all__ = ["CompressedTensors"]
@@ -49,9 +50,21 @@ class CompressedTensors:
         if self._format == "pack-quantized" and self._bits not in _BITS:
             raise WeightsError(f"compressed-tensors with {self._bits} bits; {', '.join(map(str, _BITS))} are read")
         self._symmetric = bool(weights.get("symmetric", True))
+        self._group = int(weights.get("group_size") or -1)
+        self._reordered = weights.get("actorder") == "group"
         block = weights.get("block_structure")
         self._block = None if block is None else (int(block[0]), int(block[1]))
         self.name = f"compressed-tensors {self._format}"
+
+    @property
+    def packed(self) -> MatrixFormat | None:
+        if self._format == "float-quantized":
+            return MatrixFormat("FP8")
+        if self._format == "mxfp4-pack-quantized":
+            return E2M1
+        if self._format == "nvfp4-pack-quantized":
+            return MatrixFormat("INT4", 16, "e2m1")
+        return None if self._reordered else grouped_format(self._bits, self._group, self._symmetric)
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int] | None:
         """The inputs of packed weights as if they filled their last word, which those of real models do."""

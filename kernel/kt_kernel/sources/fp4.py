@@ -8,16 +8,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kt_kernel.layer_formats import MatrixFormat
 from kt_kernel.quantized import Fp8Matrix, GroupedMatrix
 from kt_kernel.sources.base import Parts, Weight, need
 from kt_kernel.sources.bits import nibbles
 from kt_kernel.sources.fp8 import e8m0
 
-__all__ = ["Mxfp4", "e2m1_matrix", "e4m3"]
+__all__ = ["E2M1", "Mxfp4", "e2m1_matrix", "e4m3"]
 
 # Twice the value of a code, bit 3 its sign (OCP Microscaling Formats 1.0, 5.3.3); −0 is 0.
 _TWICE = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 _HALF = np.float32(0.5)
+
+E2M1 = MatrixFormat("INT4", 32, "e2m1", scales="bfloat16")
+"""What packs MXFP4 exactly: its scales are powers of two."""
 
 
 class Mxfp4:
@@ -28,6 +32,10 @@ class Mxfp4:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         del config  # the format has no parameters
+
+    @property
+    def packed(self) -> MatrixFormat:
+        return E2M1
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int] | None:
         blocks = shapes.get("blocks")

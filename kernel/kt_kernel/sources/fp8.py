@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kt_kernel.layer_formats import MatrixFormat
 from kt_kernel.quantized import Fp8Matrix
 from kt_kernel.sources.base import Parts, Weight, need
 
@@ -25,6 +26,10 @@ class Fp8:
     def __init__(self, config: Mapping[str, Any]) -> None:
         block = config.get("weight_block_size")
         self._block = None if block is None else (int(block[0]), int(block[1]))
+
+    @property
+    def packed(self) -> MatrixFormat:
+        return MatrixFormat("FP8")
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int] | None:
         codes = shapes.get("weight", ())

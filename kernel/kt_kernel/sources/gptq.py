@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from kt_kernel.errors import WeightsError
-from kt_kernel.sources.base import Parts, Weight, grouped, need
+from kt_kernel.layer_formats import MatrixFormat
+from kt_kernel.sources.base import Parts, Weight, grouped, grouped_format, need
 from kt_kernel.sources.bits import unpack
 
 __all__ = ["Gptq"]
@@ -28,8 +29,14 @@ class Gptq:
         if self._bits not in _BITS:
             raise WeightsError(f"GPTQ with {self._bits} bits; {', '.join(map(str, _BITS))} are read")
         self._symmetric = bool(config.get("sym", True))
+        self._group = int(config.get("group_size", 128))
+        self._reordered = bool(config.get("desc_act", False))
         # The first format stores zero points less one.
         self._zero_offset = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
+
+    @property
+    def packed(self) -> MatrixFormat | None:
+        return None if self._reordered else grouped_format(self._bits, self._group, self._symmetric)
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int] | None:
         words = shapes.get("qweight")
