@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ import transformers
 
 import kt_kernel
 from kt_kernel import _ext, environment
-from kt_kernel.packed_file import Source, is_packed, open_packed
+from kt_kernel.packed_file import PARTIAL, Source, is_packed, open_packed
 from ktransformers.injection.placing import hide_tensors
 from ktransformers.injection.slot import Slot
 from ktransformers.log import get_logger
@@ -32,6 +33,8 @@ log = get_logger("cache")
 
 _FREE = 1 << 30
 """Bytes that are left free on the disk."""
+_ABANDONED = 3600
+"""Seconds without a write after which nobody is at a half-written file any more: one layer takes seconds."""
 
 
 @runtime_checkable
@@ -115,14 +118,15 @@ class PackedCache:
             wrapper.load_weights(path, slot.name, mapped=True, own_grid=auto)
             if not self._stays_mapped(path, wrapper):
                 wrapper.load_weights(path, slot.name, own_grid=auto)
-            hide_tensors(slot)
-            slot.freed = True  # its floats were never here
-            with suppress(OSError):  # another user's, or a file system that is only read
-                os.utime(self.folder)  # used now: evicted last
         except (OSError, kt_kernel.WeightsError) as error:
-            log.warning("%s is packed anew: %s", slot.name, error)
             if not wrapper.loaded:
+                log.warning("%s is packed anew: %s", slot.name, error)
                 return False
+            log.warning("%s stays on its mapped file: %s", slot.name, error)
+        hide_tensors(slot)
+        slot.freed = True  # its floats were never here
+        with suppress(OSError):  # another user's, or a file system that is only read
+            os.utime(self.folder)  # used now: evicted last
         del self._paths[slot.name]
         return True
 
@@ -146,11 +150,20 @@ class PackedCache:
                 self._writes = False
                 return
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._remove_abandoned()
             wrapper.save_packed(own, slot.name, self._sources)
             own.replace(path)
         except OSError as error:
             self._writes = False
             log.warning("packed experts are not kept for the next start: %s", error)
+
+    def _remove_abandoned(self) -> None:
+        """What a process left that was killed while it wrote."""
+        before = time.time() - _ABANDONED
+        for partial in self.folder.glob(f"*{PARTIAL}"):
+            with suppress(OSError):  # another process may have removed it
+                if partial.stat().st_mtime < before:
+                    partial.unlink()
 
     def _has_room(self, needed: int) -> bool:
         """Makes room below the limit by removing other models, those first that were not used for longest."""

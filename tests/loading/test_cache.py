@@ -264,6 +264,18 @@ def test_the_limit_removes_what_was_not_used_for_longest(
     assert {folder.name.rpartition("-")[0] for folder in cache.glob("experts/*")} == {"model-0", "model-2"}
 
 
+def test_what_a_killed_process_left_half_written_goes(checkpoint: Path, cache: Path) -> None:
+    KTransformer.from_pretrained(checkpoint, rules=_rules("INT8"), cache=cache)
+    (folder,) = (cache / "experts").iterdir()
+    abandoned, written_now = (folder / f"{pid}-a.safetensors.partial" for pid in (1, 2))
+    for partial in (abandoned, written_now):
+        partial.write_bytes(b"half")
+    os.utime(abandoned, (0, 0))
+    KTransformer.from_pretrained(checkpoint, rules=_rules("BF16"), cache=cache)
+    assert not abandoned.exists()
+    assert written_now.exists()
+
+
 def test_kept_floats_are_read_and_nothing_is_cached(checkpoint: Path, cache: Path) -> None:
     KTransformer.from_pretrained(checkpoint, _rules("INT8"), cache=cache, keep_float=True)
     assert not cache.exists()
