@@ -10,8 +10,11 @@ import torch
 from safetensors.torch import save_file
 
 from kt_kernel.tier import family_of
+from ktransformers import KTransformer
 from tests.checkpoints.folders import make_checkpoint
+from tests.checkpoints.gguf.writer import Wish, write_gguf
 from tests.checkpoints.test_locate import make_cached
+from tests.models import make_mixtral
 
 PYTHON_API = """
 from ktransformers import KTransformer
@@ -154,3 +157,14 @@ def test_the_kernel_wrappers(snippet: str, tmp_path: Path, monkeypatch: pytest.M
     wanted = (every[torch.arange(5)[:, None], ids] * routing[..., None].double()).sum(1)
     assert (names["output"].double() - wanted).norm() / wanted.norm() < 0.03
     assert snippet is AMX_WRAPPER or family_of(names["moe"].tier) in {"generic", "avx2"}
+
+
+def test_a_gguf_model_needs_no_conversion(tmp_path: Path) -> None:
+    """Its numbers are packed as they are, with the rule file of safetensors models."""
+    write_gguf(make_mixtral(), tmp_path / "model.gguf", Wish(types={"": "Q8_0"}))
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(YAML_RULE.replace('"AMXINT8"', "auto"))
+    model = KTransformer.from_pretrained(tmp_path / "model.gguf", rules=rules)
+    assert model.report is not None
+    assert {entry.details["format"] for entry in model.report.replacements} == {"INT8_GROUPED"}
+    assert model.generate("Hello, world!", max_new_tokens=4)
