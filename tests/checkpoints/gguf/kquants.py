@@ -15,14 +15,14 @@ Bytes = NDArray[np.uint8]
 def q4_k(numbers: NDArray[np.float32]) -> Bytes:
     scales, codes = _with_minimums(numbers, levels=15)
     pairs = codes.reshape(len(codes), 4, 2, 32)
-    packed = pairs[:, :, 0] | pairs[:, :, 1] << 4
+    packed = (pairs[:, :, 0] | pairs[:, :, 1] << 4).astype(np.uint8)
     return _rows(numbers, scales, packed.reshape(len(codes), 128))
 
 
 def q5_k(numbers: NDArray[np.float32]) -> Bytes:
     scales, codes = _with_minimums(numbers, levels=31)
     pairs = (codes & 15).reshape(len(codes), 4, 2, 32)
-    packed = pairs[:, :, 0] | pairs[:, :, 1] << 4
+    packed = (pairs[:, :, 0] | pairs[:, :, 1] << 4).astype(np.uint8)
     high = np.zeros((len(codes), 32), dtype=np.uint8)
     for group in range(8):
         high |= (codes.reshape(len(codes), 8, 32)[:, group] >> 4) << group
@@ -35,8 +35,8 @@ def q6_k(numbers: NDArray[np.float32]) -> Bytes:
     unit = _half(wanted.max(axis=1, keepdims=True) / 127)
     scales = np.rint(wanted / np.where(unit == 0, 1, unit)).clip(-128, 127).astype(np.int8)
     steps = (unit * scales)[:, :, None]
-    codes = np.rint(groups / np.where(steps == 0, 1, steps)).clip(-32, 31).astype(np.int8) + 32
-    codes = codes.astype(np.uint8).reshape(-1, 2, 4, 32)
+    signed = np.rint(groups / np.where(steps == 0, 1, steps)).clip(-32, 31).astype(np.int8)
+    codes = (signed + 32).astype(np.uint8).reshape(-1, 2, 4, 32)
     low = np.stack(
         [codes[:, :, 0] & 15 | (codes[:, :, 2] & 15) << 4, codes[:, :, 1] & 15 | (codes[:, :, 3] & 15) << 4], 2
     )

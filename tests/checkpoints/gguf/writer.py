@@ -80,7 +80,8 @@ def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 def quantize(numbers: NDArray[np.float32], kind: str) -> NDArray[Any]:
     if kind in QUANTIZERS:
-        return QUANTIZERS[kind](numbers)
+        blocks: NDArray[Any] = QUANTIZERS[kind](numbers)
+        return blocks
     try:
         return np.asarray(gguf.quants.quantize(numbers, Type[kind]))
     except NotImplementedError:
@@ -273,7 +274,7 @@ def _written(parameter: str, tensor: torch.Tensor, config: Any, names: gguf.Tens
         return [(f"blk.{layer}.ffn_gate_shexp.weight", gate), (f"blk.{layer}.ffn_up_shexp.weight", up)]
     if parameter.endswith("kv_b_proj.weight"):
         split = tensor.view(config.num_attention_heads, config.qk_nope_head_dim + config.v_head_dim, -1)
-        keys, values = split.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
+        keys, values = torch.split(split, [config.qk_nope_head_dim, config.v_head_dim], dim=1)
         keys = keys.transpose(1, 2).contiguous()
         return [(f"blk.{layer}.attn_k_b.weight", keys), (f"blk.{layer}.attn_v_b.weight", values.contiguous())]
     if parameter.endswith("e_score_correction_bias"):
