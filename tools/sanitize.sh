@@ -66,7 +66,7 @@ case "$kind" in
     tests=()
     # What these run, others run too, on fewer shapes and numbers.
     [[ "$brief" == no ]] || tests=(--without "gemm: one block" --without "layer: close to float64"
-      --without "gate: every formula" --without "pool: ten thousand")
+      --without "gate: every formula" --without "pool: ten thousand" --without "fork: while another thread")
     ;;
   thread)
     export TSAN_OPTIONS="halt_on_error=1:allocator_may_return_null=1:${TSAN_OPTIONS:-}"
