@@ -18,7 +18,8 @@ Usage: tools/sanitize.sh [--brief] [address,undefined|thread] [arguments of kt_t
 
 Needs a compiler with the sanitizers' libraries, cmake and ninja (those of an active virtual environment serve).
 Builds in build/sanitize-…; runs every tier that this machine can run. The exit status is that of the tests, or 77
-where the compiler has no such sanitizer, or its programs do not start here; one line says so.
+where the compiler has no such sanitizer, or its programs do not start here; one line says so. KT_CMAKE_SWITCHES is
+passed on to cmake.
 
   tools/sanitize.sh address,undefined test_gemm "[amx"     only these
 TEXT
@@ -48,8 +49,10 @@ probe() {
 build() {
   command -v cmake >/dev/null && command -v ninja >/dev/null ||
     die "cmake and ninja are not on PATH: activate the environment that ./install.sh test made, or install them"
+  local switches
+  read -ra switches <<<"${KT_CMAKE_SWITCHES:-}"
   cmake -S "$KT_ROOT/kernel" -B "$1" -G Ninja -DCMAKE_BUILD_TYPE=Release -DKT_BUILD_PYTHON=OFF -DKT_BUILD_TESTS=ON \
-    -DKT_SANITIZE="$2" >/dev/null
+    -DKT_SANITIZE="$2" "${switches[@]}" >/dev/null
   cmake --build "$1" >"$1/build.log" || { tail -n 30 "$1/build.log" >&2 && die "the sanitized tests do not build"; }
 }
 

@@ -195,7 +195,7 @@ struct Peak {
 
 // The arithmetic that a tier could use at most, by its own instructions.
 std::string peak_of(const std::string& tier, Format format) {
-  if (format != Format::kBf16) {
+  if (format != Format::kBf16 && format != Format::kFp8) {  // FP8 is multiplied as bf16
     if (tier == "amx" && format == Format::kInt8) return "amx int8";
     return tier == "avx512_vnni" || tier == "avx512_bf16" || tier == "amx" ? "vnni512" : "dot256";
   }

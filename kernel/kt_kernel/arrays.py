@@ -14,7 +14,7 @@ import numpy as np
 
 from kt_kernel.errors import InputError
 
-__all__ = ["FLOATS", "INTEGERS", "Array", "empty_like", "mention_gradient", "view"]
+__all__ = ["FLOATS", "INTEGERS", "Array", "as_float32", "empty_like", "mention_gradient", "view"]
 
 logger = logging.getLogger("kt_kernel")
 
@@ -56,6 +56,11 @@ def view(value: object, name: str, dtypes: tuple[str, ...], *, contiguous: bool 
 def empty_like(value: Any, shape: tuple[int, ...]) -> Any:
     """Fresh memory of the same library and dtype as `value`, in native byte order."""
     return value.new_empty(shape) if _is_torch(value) else np.empty(shape, dtype=value.dtype.newbyteorder("="))
+
+
+def as_float32(value: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The numbers of a CPU tensor or of anything numpy takes, contiguous; copied where they are not float32."""
+    return np.ascontiguousarray(value.detach().float().numpy() if _is_torch(value) else value, dtype=np.float32)
 
 
 def _is_torch(value: object) -> bool:

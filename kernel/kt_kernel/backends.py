@@ -70,6 +70,9 @@ _NOT_HERE = {
     "GGUF": "GGUF files",
 }
 
+# Of those, what is read from a checkpoint all the same.
+_READ = {"RAWINT4", "GPTQ_INT4", "SYCL_GPTQ_INT4", "AWQ", "MXFP4", "LLAMAFILE", "GGUF"}
+
 
 def _key(name: str) -> str:
     """Case, hyphens, underscores and spaces do not matter: `AMX-INT8`, `AMXInt8` and `amx_int8` are one name."""
@@ -102,7 +105,8 @@ def parse_backend(name: object = None) -> Backend:
         known = _NOT_HERE_BY_KEY[key]
         raise BackendError(
             f"backend {name!r} ({_NOT_HERE[known]}) is not in this version; "
-            f"from a float checkpoint these run: {supported}"
+            + ("such files are read with backend 'auto'; " if known in _READ else "")
+            + f"these run: {supported}"
         )
     if key.endswith(("SFT", "SKIPLORA")):
         raise BackendError(f"backend {name!r} is for fine-tuning, which is not in this version; these run: {supported}")

@@ -49,5 +49,9 @@ class Described:
     def description(self) -> str:
         """Who runs: "AMXINT8 → INT8 on avx2, 2 threads"."""
         rotation = " (not rotated)" if self.format in ROTATED and not self._is_rotated else ""
+        return self.describe(f"{self.format}{rotation}")
+
+    def describe(self, format_name: str) -> str:
+        """The same with weights of another format."""
         threads = "1 thread" if self._threads == 1 else f"{self._threads} threads"
-        return f"{self.backend} → {self.format}{rotation} on {self.tier}, {threads}"
+        return f"{self.backend} → {format_name} on {self.tier}, {threads}"

@@ -6,10 +6,8 @@ import copy
 import math
 from typing import Any
 
-import numpy as np
-
 from kt_kernel import _ext
-from kt_kernel.arrays import FLOATS, Array, empty_like, mention_gradient, view
+from kt_kernel.arrays import FLOATS, Array, as_float32, empty_like, mention_gradient, view
 from kt_kernel.backends import Backend, parse_backend
 from kt_kernel.config import too_many_inputs
 from kt_kernel.contexts import resolve_threads, shared_context
@@ -85,7 +83,7 @@ class LinearWrapper(Described):
             WeightsError: a shape or dtype that does not fit, a weight that is NaN or infinite.
         """
         matrix = self._read(weight, "weight", (self.out_features, self.in_features))
-        biases = None if bias is None else _as_float32(self._read(bias, "bias", (self.out_features,)))
+        biases = None if bias is None else as_float32(self._read(bias, "bias", (self.out_features,)).owner)
         context = shared_context(self._threads)
         try:
             packed = self._allocate(biases is not None)
@@ -148,9 +146,3 @@ class LinearWrapper(Described):
     def __repr__(self) -> str:
         state = f"{self.nbytes / 2**20:.1f} MiB" if self.loaded else "no weights"
         return f"LinearWrapper({self.in_features} → {self.out_features}; {self.description}; {state})"
-
-
-def _as_float32(bias: Array) -> np.ndarray[Any, np.dtype[np.float32]]:
-    owner = bias.owner
-    numbers = owner.float().numpy() if hasattr(owner, "float") else owner
-    return np.ascontiguousarray(numbers, dtype=np.float32)

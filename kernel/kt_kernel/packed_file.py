@@ -163,7 +163,10 @@ def open_packed(path: Path) -> PackedLayer:
 def read_packed(path: Path, layer: PackedLayer) -> _ext.PackedExperts:
     """The packed experts, copied from the file expert by expert."""
     sizes = layer.experts, layer.hidden, layer.intermediate
-    packed = layer.formats.allocate(*sizes, rotate=layer.rotated, gated=layer.gated, biased=layer.biased)
+    try:
+        packed = layer.formats.allocate(*sizes, rotate=layer.rotated, gated=layer.gated, biased=layer.biased)
+    except _ext.KernelError as error:
+        raise WeightsError(f"{path}: {error}: {_AGAIN}") from error
     _check_expert_size(path, layer, packed)
     buffer = bytearray(layer.bytes_per_expert)
     with path.open("rb") as file:
@@ -185,7 +188,8 @@ def map_packed(path: Path, layer: PackedLayer) -> _ext.PackedExperts:
     try:
         packed = layer.formats.map(str(path), len(layer.header), *sizes, **kind)
     except _ext.KernelError as error:
-        raise WeightsError(str(error)) from error
+        of_the_file = str(error).startswith(str(path))  # else of the layout that its metadata ask for
+        raise WeightsError(str(error) if of_the_file else f"{path}: {error}: {_AGAIN}") from error
     _check_expert_size(path, layer, packed)
     return packed
 

@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kt_kernel import _ext
+from kt_kernel.arrays import as_float32
 from kt_kernel.config import MoEConfig
 from kt_kernel.errors import WeightsError, translated
 from kt_kernel.fp8_weights import pack_fp8
 from kt_kernel.layer_formats import LayerFormats, MatrixFormat
 from kt_kernel.quantized import GROUPS, LEVELS, Fp8Matrix, GroupedMatrix, QuantizedMatrix
+from kt_kernel.weights import allocate
 
 __all__ = ["QuantizedExperts", "held_in", "holds_quantized", "open_quantized", "pack_quantized"]
 
@@ -120,9 +122,8 @@ def pack_quantized(experts: QuantizedExperts, context: _ext.Context) -> _ext.Pac
 
 
 def _allocate(experts: QuantizedExperts, formats: LayerFormats) -> _ext.PackedExperts:
-    config = experts.config
-    sizes = config.expert_num, config.hidden_size, config.intermediate_size
-    return formats.allocate(*sizes, rotate=False, gated=experts.gated, biased=bool(experts.biases))
+    biased = bool(experts.biases)
+    return allocate("quantised weights", experts.config, formats, rotate=False, gated=experts.gated, biased=biased)
 
 
 def _pack_one(
@@ -190,7 +191,7 @@ def _bias(value: object, name: str, shape: tuple[int, int]) -> NDArray[np.float3
     """A projection without one gets zeros, which change no sum."""
     if value is None:
         return np.zeros(shape, np.float32)
-    bias = np.ascontiguousarray(value, dtype=np.float32)
+    bias = as_float32(value)
     if bias.shape != shape:
         raise WeightsError(f"quantised weights: {name}_bias has shape {bias.shape}; the config makes it {shape}")
     return bias

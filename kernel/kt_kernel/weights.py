@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kt_kernel import _ext
-from kt_kernel.arrays import Array
+from kt_kernel.arrays import Array, as_float32
 from kt_kernel.checkpoint import open_dictionary, open_path
 from kt_kernel.config import MoEConfig
 from kt_kernel.errors import WeightsError, translated
@@ -71,9 +71,7 @@ class ExpertWeights:
     def _bias(self, projection: str, index: int, size: int) -> Bias:
         if not self._has(projection + BIAS):
             return np.zeros(size, np.float32)
-        owner = self._read(projection + BIAS, index).owner
-        numbers = owner.float().numpy() if hasattr(owner, "float") else owner
-        return np.ascontiguousarray(numbers, dtype=np.float32)
+        return as_float32(self._read(projection + BIAS, index).owner)
 
     def _has(self, projection: str) -> bool:
         return projection in self.layer.stacked or (projection, 0) in self.layer.single

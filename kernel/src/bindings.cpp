@@ -73,6 +73,7 @@ WeightView quantized_view(const QuantizedPlace& place, Address bias) {
 
 Fp8View fp8_view(Address codes, const Strides& strides, Address scales, std::ptrdiff_t scale_stride,
                  const std::tuple<std::size_t, std::size_t>& block, Address bias) {
+  if (codes != 0 && scales == 0) throw Error("FP8 weights need their scales");
   return {.codes = reinterpret_cast<const std::uint8_t*>(codes),
           .channel_stride = std::get<0>(strides),
           .input_stride = std::get<1>(strides),
@@ -81,6 +82,10 @@ Fp8View fp8_view(Address codes, const Strides& strides, Address scales, std::ptr
           .block_channels = std::get<0>(block),
           .block_inputs = std::get<1>(block),
           .bias = reinterpret_cast<const float*>(bias)};
+}
+
+void check_gate(const LayerTraits& traits, bool gate) {
+  if (traits.gated != gate) throw Error("a gate comes with a layer that has one, and only then");
 }
 
 void check_biases(const LayerTraits& traits, bool gate, bool up, bool down) {
@@ -278,7 +283,7 @@ void bind_packed_experts(py::module_& m) {
              const QuantizedPlace& up, const QuantizedPlace& down, Address gate_bias, Address up_bias,
              Address down_bias) {
             const LayerTraits& traits = packed.layout().traits;
-            if (traits.gated != gate.has_value()) throw Error("a gate comes with a layer that has one, and only then");
+            check_gate(traits, gate.has_value());
             check_biases(traits, gate_bias != 0, up_bias != 0, down_bias != 0);
             packed.pack(context, usable_table("generic"), expert,
                         {gate ? quantized_view(*gate, gate_bias) : WeightView{}, quantized_view(up, up_bias),
@@ -290,6 +295,7 @@ void bind_packed_experts(py::module_& m) {
           "pack_fp8_expert",
           [](PackedExperts& packed, Context& context, std::size_t expert, const Fp8View& gate, const Fp8View& up,
              const Fp8View& down) {
+            check_gate(packed.layout().traits, gate.codes != nullptr);
             check_biases(packed.layout().traits, gate.bias != nullptr, up.bias != nullptr, down.bias != nullptr);
             packed.pack(context, expert, {gate, up, down});
           },
@@ -370,7 +376,7 @@ void bind_moe(py::module_& m) {
       .def("fill_scratch", &MoE::fill_scratch, "byte"_a, py::call_guard<py::gil_scoped_release>());
 }
 
-// The source as (address, bytes); checked to hold whole blocks.
+// Checked: a number of bytes that holds whole blocks.
 std::size_t whole_blocks(const BlockType& type, std::size_t bytes) {
   if (bytes % type.bytes != 0)
     throw Error(std::to_string(bytes) + " bytes are no whole blocks of " + std::string(type.name));

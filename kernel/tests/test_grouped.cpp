@@ -7,6 +7,7 @@
 #include "each_tier.hpp"
 #include "error.hpp"
 #include "layers.hpp"
+#include "pack/group_search.hpp"
 
 using kt::DType;
 using kt::Format;
@@ -244,6 +245,40 @@ TEST("grouped: traits that no layout has") {
   CHECK_THROWS(make(Format::kInt4, 48, Levels::kInt4), kt::Error, "not 48");
   CHECK_THROWS(make(Format::kInt4, 32, Levels::kInt8), kt::Error, "INT4 does not hold the levels int8");
   CHECK_THROWS(make(Format::kInt8Grouped, 32, Levels::kUint4), kt::Error, "INT8_GROUPED does not hold");
+  for (const Format format : {Format::kInt8, Format::kBf16, Format::kFp8}) {
+    CHECK_THROWS(make(format, 1000, Levels::kInt4), kt::Error, "has no groups and no minimums");
+  }
+  const MatrixTraits traits;
+  CHECK_THROWS(LayerLayout(traits, traits, {}, 1, 64, std::numeric_limits<std::size_t>::max()), std::bad_alloc,
+               "bad_alloc");
+}
+
+// A group of weights as it is read back.
+std::vector<float> group_as_packed(const std::vector<float>& weights, bool minimums) {
+  const MatrixTraits traits{.format = Format::kInt4,
+                            .group = 32,
+                            .levels = minimums ? Levels::kUint4 : Levels::kNormal4,
+                            .minimums = minimums,
+                            .scales = kt::DType::kBf16};
+  std::vector<std::int8_t> values(32);
+  const kt::GroupScale chosen = kt::choose_group(traits, weights.data(), values.data());
+  std::vector<float> packed;
+  for (const std::int8_t value : values) packed.push_back(static_cast<float>(value) * chosen.scale + chosen.minimum);
+  return packed;
+}
+
+TEST("grouped: weights whose squares leave fp32 are packed as others are") {
+  std::vector<float> weights(32), large(32);
+  for (std::size_t i = 0; i < 32; ++i) weights[i] = std::sin(static_cast<float>(i)), large[i] = weights[i] * 1e30f;
+  const std::vector<float> packed = group_as_packed(large, false);
+  for (std::size_t i = 0; i < 32; ++i) {
+    // Half of the largest step between two levels, 7 where the furthest level is 29, and what a scale in bf16 adds.
+    CHECK(std::fabs(packed[i] / 1e30f - weights[i]) < 0.125f);
+  }
+}
+
+TEST("grouped: a group of one number is that number where there are minimums") {
+  CHECK(group_as_packed(std::vector<float>(32, 3.0f), true) == std::vector<float>(32, 3.0f));
 }
 
 // Rotated weights are near to normally distributed, whatever they were before: about 7.5 % in groups of 32.

@@ -22,12 +22,19 @@ from kt_kernel.checkpoint import Entry
 from kt_kernel.packed_file import Source
 from kt_kernel.sources import Parts, Scheme, as_numpy, is_read, scheme_for
 from kt_kernel.sources.experts import OF_ACTIVATIONS, find_quantized
-from ktransformers.checkpoints.headers import CheckpointFiles, ReadRows, TensorHeader, Unread, read_headers
+from ktransformers.checkpoints.headers import (
+    TORCH_DTYPES,
+    CheckpointFiles,
+    ReadRows,
+    TensorHeader,
+    Unread,
+    read_headers,
+)
 from ktransformers.errors import CheckpointError
 
 __all__ = ["DecodedFiles", "decoded", "open_files"]
 
-_DTYPE_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+_DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
-from ktransformers.checkpoints.headers import read_headers
+from ktransformers.checkpoints.headers import TORCH_DTYPES, read_headers
 from ktransformers.errors import CheckpointError
 
 __all__ = ["dtype_on_disk"]
 
-_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_FLOATS = ("F32", "F16", "BF16")
 
 
 def dtype_on_disk(folder: Path) -> torch.dtype | None:
@@ -20,5 +20,5 @@ def dtype_on_disk(folder: Path) -> torch.dtype | None:
         files = read_headers(folder)
     except CheckpointError:
         return None
-    found = (_FLOATS.get(header.dtype) for header in (files.tensors.values() if files is not None else ()))
-    return next((dtype for dtype in found if dtype is not None), None)
+    stored = (header.dtype for header in (files.tensors.values() if files is not None else ()))
+    return next((TORCH_DTYPES[dtype] for dtype in stored if dtype in _FLOATS), None)

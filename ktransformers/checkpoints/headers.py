@@ -32,11 +32,12 @@ TORCH_DTYPES = {
     "I32": torch.int32,
     "I16": torch.int16,
     "I8": torch.int8,
-    "F8_E8M0": torch.float8_e8m0fnu,
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
 """The format's names of types that this version reads."""
+if hasattr(torch, "float8_e8m0fnu"):  # torch 2.7 and later; MXFP4's scales are stored as U8 too
+    TORCH_DTYPES["F8_E8M0"] = torch.float8_e8m0fnu
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"

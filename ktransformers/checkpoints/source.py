@@ -93,18 +93,19 @@ class CheckpointSource:
             stack.enter_context(progress_bar(shown=False))
             read = self._files.opened(stack)
             if isinstance(self._files, DecodedFiles):
-                yield (self._stored(self._files, name, parts[name], read, stack) for name in names)
+                raw = self._files.raw.opened(stack)
+                stored = {name: partial(self._files.matrices, self._names[name], raw) for name in names}
+                yield (self._stored(name, parts[name], read, stored[name], stack) for name in names)
                 return
             jobs = (partial(self._read, read, name, part) for name in names for part in parts[name])
             reads = stack.enter_context(closing(read_ahead(jobs)))
             yield (CheckpointModule(self._twin.get_submodule(name), reads) for name in names)
 
     def _stored(
-        self, files: DecodedFiles, name: str, parts: Sequence[Part], read: ReadRows, stack: ExitStack
+        self, name: str, parts: Sequence[Part], read: ReadRows, stored: Stored, stack: ExitStack
     ) -> CheckpointModule:
         """A module whose weights may also be taken as they are stored; read ahead is then nothing beyond it."""
         reads = stack.enter_context(closing(read_ahead(partial(self._read, read, name, part) for part in parts)))
-        stored = partial(files.matrices, self._names[name], files.raw.opened(stack))
         return CheckpointModule(self._twin.get_submodule(name), reads, stored)
 
     def _parts(self, name: str) -> list[Part]:

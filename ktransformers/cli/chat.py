@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,7 +18,21 @@ from ktransformers.cli.chat_template import read_template, tokenizer_of
 from ktransformers.cli.chosen_rules import choose_rules
 from ktransformers.cli.console import listen_to_logs, say
 from ktransformers.cli.failures import WrongInputError
-from ktransformers.cli.startup import Cache, WeightsPath, announce, load
+from ktransformers.cli.options import (
+    BackendName,
+    Cache,
+    ChatTemplate,
+    Force,
+    Legacy,
+    Model,
+    Rules,
+    Seed,
+    Temperature,
+    Threads,
+    Verbose,
+    WeightsPath,
+)
+from ktransformers.cli.startup import announce, load
 
 if TYPE_CHECKING:
     from ktransformers.cli.conversation import Conversation
@@ -31,32 +44,21 @@ _COMMANDS = {"/exit": "ends", "/reset": "forgets the conversation", "/help": "sh
 
 
 def chat(
-    model: Annotated[str, typer.Argument(help="A model folder, or a model id in the local Hugging Face cache.")],
-    rules: Annotated[
-        str | None, typer.Option(help="A rule file, or the name of a shipped one. Default: by the model's type.")
-    ] = None,
+    model: Model,
+    rules: Rules = None,
     system: Annotated[str | None, typer.Option(help="The system message, before all others.")] = None,
-    backend: Annotated[
-        str | None, typer.Option(help="Overrides the backend of the rules: AMXINT8, AMXBF16, INT8, BF16, auto …")
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="Worker threads of the kernel. Default: KT_NUM_THREADS, else what the machine has."),
-    ] = None,
+    backend: BackendName = None,
+    threads: Threads = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="How many tokens an answer has at most.")] = 1024,
-    temperature: Annotated[
-        float | None,
-        typer.Option(min=0.0, help="0 takes the likeliest token each time, more samples. Default: as the model says."),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
-    chat_template: Annotated[
-        Path | None, typer.Option(help="A Jinja file in the place of the model's own chat template.")
-    ] = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
+    chat_template: ChatTemplate = None,
     raw: Annotated[bool, typer.Option("--raw", help="Show what the model reads for each turn: text and ids.")] = False,
     weights_path: WeightsPath = None,
     cache: Cache = True,
-    force: Annotated[bool, typer.Option("--force", help="Go on although the model does not fit into memory.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Say what runs for each layer, not each range.")] = False,
+    force: Force = False,
+    verbose: Verbose = False,
+    legacy: Legacy = False,
 ) -> None:
     """Talk with a model. Ctrl-C stops an answer; /exit or Ctrl-D ends. From a pipe, each line is a turn."""
     listen_to_logs()
@@ -68,8 +70,8 @@ def chat(
     rule_set = choose_rules(model, rules, backend)
     if seed is not None:
         torch.manual_seed(seed)
-    announce(model, rule_set, threads=threads, verbose=verbose, force=force)
-    loaded = load(model, rule_set, threads=threads, cache=cache, weights_path=weights_path)
+    announce(model, rule_set, threads=threads, legacy=legacy, verbose=verbose, force=force)
+    loaded = load(model, rule_set, threads=threads, cache=cache, weights_path=weights_path, legacy=legacy)
     tokenizer = tokenizer_of(loaded, template)
     if not tokenizer.chat_template:
         raise WrongInputError(

@@ -10,33 +10,24 @@ import typer
 from ktransformers.cli.chosen_rules import choose_rules
 from ktransformers.cli.console import errors, listen_to_logs, results
 from ktransformers.cli.failures import DOES_NOT_FIT
+from ktransformers.cli.options import BackendName, ConfigModel, Legacy, Rules, Threads, Verbose
 
 __all__ = ["plan"]
 
 
 def plan(
-    model: Annotated[
-        str, typer.Argument(help="A model folder, or a model id in the local cache. Only its config is read.")
-    ],
-    rules: Annotated[
-        str | None, typer.Option(help="A rule file, or the name of a shipped one. Default: by the model's type.")
-    ] = None,
-    backend: Annotated[
-        str | None, typer.Option(help="Overrides the backend of the rules: AMXINT8, AMXBF16, INT8, BF16, auto …")
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Worker threads of the kernel, which measure the bandwidth too.")
-    ] = None,
+    model: ConfigModel,
+    rules: Rules = None,
+    backend: BackendName = None,
+    threads: Threads = None,
     context: Annotated[
         int | None, typer.Option(min=1, help="Tokens in the cache. Default: 4096, or what the model has at most.")
     ] = None,
-    legacy: Annotated[
-        bool, typer.Option("--legacy", help="An older rule file: rules that match nothing are warnings, not errors.")
-    ] = False,
+    legacy: Legacy = False,
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Measure the memory bandwidth, for the ceiling of decoding.")
     ] = True,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Say what runs for each layer, not each range.")] = False,
+    verbose: Verbose = False,
     as_json: Annotated[bool, typer.Option("--json", help="The same as JSON, in bytes and tokens a second.")] = False,
 ) -> None:
     """Memory, formats, reads and the ceiling of decoding, without a weight read. Exit code 3 when it does not fit."""

@@ -10,6 +10,7 @@ import typer
 from ktransformers.cli.chosen_rules import choose_rules
 from ktransformers.cli.console import errors, listen_to_logs, plain_table, results, say
 from ktransformers.cli.failures import WRONG_INPUT
+from ktransformers.cli.options import ConfigModel, Legacy, RuleFile, Rules
 
 if TYPE_CHECKING:
     from ktransformers.injection import Plan
@@ -34,14 +35,10 @@ def list_rules() -> None:
 
 @rules_app.command()
 def check(
-    rules: Annotated[str, typer.Argument(help="A rule file, or the name of a shipped one.")],
-    model: Annotated[
-        str, typer.Argument(help="A model folder, or a model id in the local cache. Only its config is read.")
-    ],
+    rules: RuleFile,
+    model: ConfigModel,
     first: Annotated[int, typer.Option(min=1, help="How many module names to show for each rule.")] = _FIRST,
-    legacy: Annotated[
-        bool, typer.Option("--legacy", help="An older rule file: rules that match nothing are warnings, not errors.")
-    ] = False,
+    legacy: Legacy = False,
 ) -> None:
     """What each rule matches in the model. Exit code 2 when a rule matches nothing or cannot be applied."""
     listen_to_logs()
@@ -71,15 +68,11 @@ def show(rules: Annotated[str, typer.Argument(help="The name of a shipped rule f
 
 @rules_app.command()
 def explain(
-    model: Annotated[
-        str, typer.Argument(help="A model folder, or a model id in the local cache. Only its config is read.")
-    ],
+    model: ConfigModel,
     module: Annotated[
         str, typer.Argument(help="A dotted module name, or a regular expression that is searched in all of them.")
     ],
-    rules: Annotated[
-        str | None, typer.Option(help="A rule file, or the name of a shipped one. Default: by the model's type.")
-    ] = None,
+    rules: Rules = None,
 ) -> None:
     """Which rule takes a module, which others would have, and why the rest do not match."""
     listen_to_logs()

@@ -10,7 +10,20 @@ import typer
 from ktransformers.cli.chosen_rules import choose_rules
 from ktransformers.cli.console import listen_to_logs, say
 from ktransformers.cli.failures import WrongInputError
-from ktransformers.cli.startup import Cache, WeightsPath, announce, load
+from ktransformers.cli.options import (
+    BackendName,
+    Cache,
+    Force,
+    Legacy,
+    Model,
+    Rules,
+    Seed,
+    Temperature,
+    Threads,
+    Verbose,
+    WeightsPath,
+)
+from ktransformers.cli.startup import announce, load
 
 __all__ = ["run"]
 
@@ -18,36 +31,22 @@ DEFAULT_PROMPT = "Once upon a time"
 
 
 def run(
-    model: Annotated[
-        str, typer.Argument(help="A model folder, a GGUF file, or a model id in the local Hugging Face cache.")
-    ],
-    rules: Annotated[
-        str | None, typer.Option(help="A rule file, or the name of a shipped one. Default: by the model's type.")
-    ] = None,
+    model: Model,
+    rules: Rules = None,
     prompt: Annotated[
         str | None, typer.Option(help=f'What to continue. Default: what is piped in, else "{DEFAULT_PROMPT}".')
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="How many tokens to write at most.")] = 128,
-    backend: Annotated[
-        str | None, typer.Option(help="Overrides the backend of the rules: AMXINT8, AMXBF16, INT8, BF16, auto …")
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="Worker threads of the kernel. Default: KT_NUM_THREADS, else what the machine has."),
-    ] = None,
+    backend: BackendName = None,
+    threads: Threads = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the model's chat template.")] = False,
-    temperature: Annotated[
-        float | None,
-        typer.Option(min=0.0, help="0 takes the likeliest token each time, more samples. Default: as the model says."),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
     weights_path: WeightsPath = None,
     cache: Cache = True,
-    force: Annotated[bool, typer.Option("--force", help="Go on although the model does not fit into memory.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Say what runs for each layer, not each range.")] = False,
-    legacy: Annotated[
-        bool, typer.Option("--legacy", help="An older rule file: rules that match nothing are warnings, not errors.")
-    ] = False,
+    force: Force = False,
+    verbose: Verbose = False,
+    legacy: Legacy = False,
 ) -> None:
     """Let a model write. The text goes to stdout; rules, backends and speed go to stderr."""
     listen_to_logs()

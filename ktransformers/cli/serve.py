@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +10,19 @@ import typer
 from ktransformers.cli.chat_template import read_template, tokenizer_of
 from ktransformers.cli.chosen_rules import choose_rules
 from ktransformers.cli.console import hear_requests, listen_to_logs, say
-from ktransformers.cli.startup import Cache, WeightsPath, announce, load
+from ktransformers.cli.options import (
+    BackendName,
+    Cache,
+    ChatTemplate,
+    Force,
+    Legacy,
+    Model,
+    Rules,
+    Threads,
+    Verbose,
+    WeightsPath,
+)
+from ktransformers.cli.startup import announce, load
 
 if TYPE_CHECKING:
     from ktransformers.server.served import ServedModel
@@ -20,17 +31,10 @@ __all__ = ["serve"]
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="A model folder, or a model id in the local Hugging Face cache.")],
-    rules: Annotated[
-        str | None, typer.Option(help="A rule file, or the name of a shipped one. Default: by the model's type.")
-    ] = None,
-    backend: Annotated[
-        str | None, typer.Option(help="Overrides the backend of the rules: AMXINT8, AMXBF16, INT8, BF16, auto …")
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="Worker threads of the kernel. Default: KT_NUM_THREADS, else what the machine has."),
-    ] = None,
+    model: Model,
+    rules: Rules = None,
+    backend: BackendName = None,
+    threads: Threads = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 is every one of this machine.")
     ] = "127.0.0.1",
@@ -38,15 +42,14 @@ def serve(
     max_context: Annotated[
         int | None, typer.Option(min=2, help="Tokens of prompt and answer together. Default: as the model was made.")
     ] = None,
-    chat_template: Annotated[
-        Path | None, typer.Option(help="A Jinja file in the place of the model's own chat template.")
-    ] = None,
+    chat_template: ChatTemplate = None,
     api_key: Annotated[str | None, typer.Option(help="Answer only to clients that send this key.")] = None,
     enable_cors: Annotated[bool, typer.Option("--enable-cors", help="Let web pages of any origin ask.")] = False,
     weights_path: WeightsPath = None,
     cache: Cache = True,
-    force: Annotated[bool, typer.Option("--force", help="Go on although the model does not fit into memory.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Say what runs for each layer, not each range.")] = False,
+    force: Force = False,
+    verbose: Verbose = False,
+    legacy: Legacy = False,
 ) -> None:
     """Serve a model to OpenAI clients: /v1/chat/completions, /v1/completions, /v1/models, /health."""
     listen_to_logs()
@@ -61,8 +64,8 @@ def serve(
     template = read_template(chat_template)
     rule_set = choose_rules(model, rules, backend)
     with bind(host, port) as address:  # before minutes of loading: a port that is taken is known now
-        announce(model, rule_set, threads=threads, context=max_context, verbose=verbose, force=force)
-        loaded = load(model, rule_set, threads=threads, cache=cache, weights_path=weights_path)
+        announce(model, rule_set, threads=threads, context=max_context, legacy=legacy, verbose=verbose, force=force)
+        loaded = load(model, rule_set, threads=threads, cache=cache, weights_path=weights_path, legacy=legacy)
         tokenizer = tokenizer_of(loaded, template)
         context = check_context(context_of(loaded.model, tokenizer), max_context)
         served = ServedModel(model.rstrip("/") or model, loaded.model, tokenizer, context=context)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from ktransformers.cli.console import say
 
@@ -13,17 +11,7 @@ if TYPE_CHECKING:
     from ktransformers import KTransformer
     from ktransformers.rules import RuleSet
 
-__all__ = ["Cache", "WeightsPath", "announce", "load"]
-
-Cache = Annotated[
-    bool,
-    typer.Option(
-        "--cache/--no-cache", help="Keep packed experts on disk (KT_CACHE_DIR), so that the next start takes seconds."
-    ),
-]
-WeightsPath = Annotated[
-    Path | None, typer.Option(help="A folder that `kt convert` wrote of this model: experts are read from there.")
-]
+__all__ = ["announce", "load"]
 
 
 def announce(

@@ -69,7 +69,11 @@ class KTransformersQuantizer(HfQuantizer):
             else:
                 paths = [Path(file) for file in checkpoint_files or ()]
                 if not paths or any(path.suffix != ".safetensors" for path in paths):
-                    return  # transformers loads all of it, and everything is injected afterwards
+                    if options.weights_path is not None:
+                        raise CheckpointError(_NO_SAFETENSORS.format(options.weights_path))
+                    if options.cache:
+                        log.info("cache: not used, transformers reads this checkpoint as a whole")
+                    return  # everything is injected afterwards
                 source = open_source(read_files(paths), model, names)
             tied = getattr(model, "all_tied_weights_keys", None) or {}
             shared = {*tied.keys(), *tied.values()}
@@ -83,8 +87,6 @@ class KTransformersQuantizer(HfQuantizer):
         keep_float = self.quantization_config.keep_float
         if self._source is not None:
             self._load_placed(self._source, model)
-        elif self.quantization_config.weights_path is not None:
-            raise CheckpointError(_NO_SAFETENSORS.format(self.quantization_config.weights_path))
         self.report = apply_plan(self._plan, model, keep_float=keep_float, placed=self._placed)
         model._keys_to_ignore_on_load_unexpected = self._ignored
         self._plan, self._placed, self._source = None, [], None

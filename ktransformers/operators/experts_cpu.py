@@ -67,11 +67,9 @@ class KExpertsCPU:
 
     def description(self, stored: LayerFormats | None = None) -> str:
         """Who will run, as `MoEWrapper.description` says it."""
-        wrapper = self.wrapper
         if stored is None or not self.keeps(stored):
-            return wrapper.description
-        threads = "1 thread" if wrapper.threads == 1 else f"{wrapper.threads} threads"
-        return f"{wrapper.backend} → {stored.name} on {wrapper.tier}, {threads}"
+            return self.wrapper.description
+        return self.wrapper.describe(stored.name)
 
     @property
     def scratch_bytes(self) -> int:

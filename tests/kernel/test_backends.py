@@ -55,6 +55,12 @@ def test_a_backend_of_another_version_is_refused_with_what_runs_instead(name: st
         parse_backend(name)
 
 
+@pytest.mark.parametrize("name", ["RAWINT4", "GPTQ_INT4", "AWQ", "MXFP4", "llamafile"])
+def test_a_backend_for_files_that_are_read_says_how(name: str) -> None:
+    with pytest.raises(BackendError, match="such files are read with backend 'auto'"):
+        parse_backend(name)
+
+
 def test_a_fine_tuning_backend_says_so() -> None:
     with pytest.raises(BackendError, match="fine-tuning"):
         parse_backend("AMXBF16_SFT")

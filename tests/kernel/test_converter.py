@@ -22,44 +22,20 @@ from safetensors.torch import load_file, save_file
 from kt_kernel import (
     BackendError,
     GateFormula,
-    KernelError,
     MoEWrapper,
     WeightsError,
-    _ext,
     convert_command,
     packed_file,
 )
 from kt_kernel.convert_command import main
 from kt_kernel.converter import MANIFEST, Progress, Report, Step, convert
-from kt_kernel.layer_formats import LayerFormats
-from kt_kernel.packed_file import find_packed, open_packed
+from kt_kernel.packed_file import open_packed
 from tests.kernel import quantizers
-from tests.kernel.layers import make_input, make_layer, same_bits
+from tests.kernel.layers import same_bits
+from tests.kernel.mixtral import FILES, IDS, LAYERS, PREFIXES, WEIGHTS, X, make_mixtral, make_wrapper
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "kernel" / "scripts" / "convert_cpu_weights.py"
-LAYERS = [make_layer(4, 40, 24, seed=seed) for seed in range(3)]
-X, IDS, WEIGHTS = make_input(LAYERS[0], 5, 2)
-MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
-PREFIXES = [f"model.layers.{index}.block_sparse_moe.experts" for index in range(3)]
-FILES = [f"{prefix}.safetensors" for prefix in PREFIXES]
-
-
-def _make_mixtral(folder: Path) -> Path:
-    """Three layers of bf16 experts under Mixtral's names, in two files, and what else a checkpoint has."""
-    tensors = {"model.embed_tokens.weight": torch.zeros(8, 40)}
-    for prefix, layer in zip(PREFIXES, LAYERS, strict=True):
-        for name, stacked in layer.weights().items():
-            for expert in range(layer.experts):
-                tensors[f"{prefix}.{expert}.{MIXTRAL[name]}.weight"] = torch.from_numpy(stacked[expert]).bfloat16()
-    folder.mkdir(parents=True)
-    names = list(tensors)
-    save_file({name: tensors[name] for name in names[::2]}, folder / "model-1.safetensors")
-    save_file({name: tensors[name] for name in names[1::2]}, folder / "model-2.safetensors")
-    (folder / "config.json").write_text(json.dumps({"hidden_size": 40, "model_type": "mixtral"}))
-    (folder / "tokenizer.json").write_text("{}")
-    (folder / "chat_template.jinja").write_text("{{ messages }}")
-    return folder
 
 
 def _make_gptq(folder: Path) -> Path:
@@ -79,11 +55,7 @@ def _make_gptq(folder: Path) -> Path:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    return _make_mixtral(tmp_path / "mixtral")
-
-
-def _wrapper(backend: str = "INT8", **options: Any) -> MoEWrapper:
-    return MoEWrapper(LAYERS[0].config(2), backend=backend, threads=1, **options)
+    return make_mixtral(tmp_path / "mixtral")
 
 
 def _bytes(wrapper: MoEWrapper) -> bytes:
@@ -108,7 +80,7 @@ def test_the_printed_command_line_converts_one_file(tmp_path: Path) -> None:
     run = _run(*shlex.split(line), cwd=tmp_path)
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.startswith("1 layer(s) converted")
-    converted, direct = _wrapper("AMXINT8"), _wrapper("AMXINT8")
+    converted, direct = make_wrapper("AMXINT8"), make_wrapper("AMXINT8")
     converted.load_weights(tmp_path / "path/to/amx_weights")
     direct.load_weights(LAYERS[0].weights())
     assert _bytes(converted) == _bytes(direct)
@@ -123,7 +95,7 @@ def test_converted_weights_are_those_packed_on_the_fly(
 ) -> None:
     convert(checkpoint, tmp_path / "out", method, threads=2, rotate=rotate)
     for prefix in PREFIXES:
-        converted, direct = _wrapper(backend, rotate=rotate), _wrapper(backend, rotate=rotate)
+        converted, direct = make_wrapper(backend, rotate=rotate), make_wrapper(backend, rotate=rotate)
         converted.load_weights(tmp_path / "out", prefix=prefix)
         direct.load_weights(checkpoint, prefix=prefix)
         assert _bytes(converted) == _bytes(direct)
@@ -140,7 +112,7 @@ def test_experts_without_a_gate_and_with_biases(tmp_path: Path) -> None:
     for name, gate in (("plain", GateFormula(activation="relu2", gated=False)), ("biased", GateFormula())):
         source, out = tmp_path / f"{name}.safetensors", tmp_path / name
         convert(source, out, "AMXINT8", threads=1)
-        converted, direct = _wrapper(gate=gate), _wrapper(gate=gate)
+        converted, direct = make_wrapper(gate=gate), make_wrapper(gate=gate)
         converted.load_weights(out)
         direct.load_weights(source)
         assert _bytes(converted) == _bytes(direct)
@@ -208,7 +180,7 @@ main(sys.argv[1:])
 
 @pytest.mark.parametrize("method", ["AMXINT8", "AMXINT4"])
 def test_killed_in_the_middle_the_same_command_finishes_the_work(tmp_path: Path, method: str) -> None:
-    checkpoint = _make_mixtral(tmp_path / "mixtral") if method == "AMXINT8" else _make_gptq(tmp_path / "gptq")
+    checkpoint = make_mixtral(tmp_path / "mixtral") if method == "AMXINT8" else _make_gptq(tmp_path / "gptq")
     whole, out = tmp_path / "whole", tmp_path / "out"
     convert(checkpoint, whole, method, threads=1)
     arguments = f"--input {checkpoint} --output {out} --method {method} --threads 1".split()
@@ -363,88 +335,3 @@ def test_folders_with_other_weights_are_not_written_into(checkpoint: Path, tmp_p
         with pytest.raises(WeightsError, match="pass another folder"):
             convert(checkpoint, out, "AMXINT8", threads=1)
         assert list(load_file(out / name)) == ["mine"]
-
-
-def test_several_packed_layers_need_a_prefix(checkpoint: Path, tmp_path: Path) -> None:
-    convert(checkpoint, tmp_path / "out", "AMXINT8", threads=1)
-    wrapper = _wrapper()
-    with pytest.raises(WeightsError, match=r"3 layers; pass prefix= with one of 'model\.layers\.0"):
-        wrapper.load_weights(tmp_path / "out")
-    with pytest.raises(WeightsError, match="did you mean"):
-        wrapper.load_weights(tmp_path / "out", prefix=PREFIXES[0].replace("block_sparse", "block"))
-    assert not wrapper.loaded
-    wrapper.load_weights(tmp_path / "out", prefix="model.layers.1")
-    assert wrapper.loaded
-
-
-@pytest.mark.parametrize(
-    ("backend", "options", "config", "message"),
-    [
-        ("BF16", {}, {}, r"format INT8 \(wanted: BF16\)"),
-        ("INT8", {"rotate": False}, {}, r"rotated True \(wanted: False\)"),
-        ("INT8", {"gate": GateFormula(gated=False)}, {}, r"gated True \(wanted: False\)"),
-        ("INT8", {}, {"hidden_size": 48, "expert_num": 8}, r"expert_num 4 \(wanted: 8\), hidden_size 40"),
-    ],
-    ids=["format", "rotation", "gate", "sizes"],
-)
-def test_a_file_packed_for_another_wrapper_is_refused(
-    checkpoint: Path, tmp_path: Path, backend: str, options: dict[str, Any], config: dict[str, int], message: str
-) -> None:
-    convert(checkpoint, tmp_path / "out", "AMXINT8", threads=1)
-    wrapper = MoEWrapper({**LAYERS[0].config(2), **config}, backend=backend, threads=1, **options)
-    with pytest.raises(WeightsError, match=message):
-        wrapper.load_weights(tmp_path / "out" / FILES[0])
-    assert not wrapper.loaded
-
-
-def _damage(file: Path, old: bytes, new: bytes) -> None:
-    data = file.read_bytes()
-    assert data.count(old) == 1
-    assert len(old) == len(new)
-    file.write_bytes(data.replace(old, new))
-
-
-def test_a_damaged_or_older_file_is_refused_with_what_to_do(checkpoint: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    convert(checkpoint, out, "AMXINT8", threads=1)
-    file, layout = out / FILES[0], str(_ext.LAYOUT_VERSION)
-    good = file.read_bytes()
-    cases: dict[str, Callable[[], object]] = {
-        "is truncated": lambda: file.write_bytes(good[:-1]),
-        "is too long": lambda: file.write_bytes(good + b"\0"),
-        "has layout 0; this version reads": lambda: _damage(
-            file, f'"layout": "{layout}"'.encode(), b'"layout": "%b"' % b"0".rjust(len(layout), b"0")
-        ),
-        "has file format 9": lambda: _damage(file, b'"kt_format": "2"', b'"kt_format": "9"'),
-        "contradict": lambda: _damage(file, b'"shape": [4, ', b'"shape": [2, '),
-        "metadata are damaged": lambda: _damage(file, b'\\"experts\\": 4', b'\\"experts\\": 0'),
-        "damaged, truncated or no safetensors": lambda: file.write_bytes(good[:100]),
-    }
-    for message, damage in cases.items():
-        file.write_bytes(good)
-        damage()
-        with pytest.raises(WeightsError, match=message):
-            _wrapper().load_weights(file)
-    with pytest.raises(WeightsError, match="is not a file of packed experts"):
-        open_packed(checkpoint / "model-1.safetensors")
-
-
-def test_packed_and_float_files_in_one_folder_are_refused(checkpoint: Path, tmp_path: Path) -> None:
-    convert(checkpoint, tmp_path / "out", "AMXINT8", threads=1)
-    assert find_packed(checkpoint) is None
-    shutil.copy(checkpoint / "model-1.safetensors", tmp_path / "out")
-    with pytest.raises(WeightsError, match=r"also files that are not \(model-1"):
-        _wrapper().load_weights(tmp_path / "out", prefix=PREFIXES[0])
-
-
-def test_packed_bytes_of_another_length_or_shape_are_refused() -> None:
-    packed = LayerFormats.both("INT8").allocate(2, 40, 24, rotate=True)
-    size = packed.bytes_per_expert
-    for data in (bytes(size - 1), bytes(size + 1), b"", memoryview(bytes(2 * size))[::2]):
-        with pytest.raises(KernelError, match="bytes"):
-            packed.load_expert(0, data)
-    with pytest.raises(KernelError, match="expert 2 of 2"):
-        packed.load_expert(2, bytes(size))
-    packed.load_expert(0, bytes(size))
-    packed.load_expert(1, b"\x07" * size)
-    assert bytes(packed.bytes()) == bytes(size) + b"\x07" * size

@@ -188,6 +188,8 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"emulated tests did not run: {error}")
         return NOT_RUN
     except EmulationFailed as error:
+        if options.executed:
+            keep(options.executed, Record(EMULATED, problem=str(error).splitlines()[0]))
         print(f"emulated tests failed: {error}")
         return FAILED
     for one in runs if options.executed else ():

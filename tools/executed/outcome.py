@@ -9,7 +9,7 @@ from dataclasses import dataclass
 # Tests of rotation, quantisation, conversions and gates run once a tier, whatever the format.
 ELEMENTWISE = "elementwise"
 
-LINE = re.compile(r"^(?:\d+: )?(ok  |FAIL)  (.*?)(?: \(\d+ checks\))?$", re.M)
+LINE = re.compile(r"^(ok  |FAIL)  (.*?)(?: \(\d+ checks\))?$", re.M)
 CASE = re.compile(r"\[(\w+)(?: (\w+))?\]$")
 SUMMARY = re.compile(r"^(\d+) tests, (\d+) failed$", re.M)
 # The first line of kt_tests. In its second part each tier is followed by why it did not run.

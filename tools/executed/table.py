@@ -69,6 +69,9 @@ def _reason(records: Sequence[Record], tier: str) -> str:
             return record.not_run
         if tier in dict(record.absent):
             return dict(record.absent)[tier]
+    for record in records:
+        if record.problem and not record.results:
+            return record.problem
     return "no test chosen"
 
 

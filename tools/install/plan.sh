@@ -52,7 +52,7 @@ print_plan() {
   say "package      pip install .$EXTRAS"
   case "$COMMAND" in
     demo) say "then         $(quoted "${DEMO_COMMAND[@]}")" ;;
-    test) say "then         the C++ tests, ruff, mypy, clang-format, pytest" ;;
+    test) say "then         the C++ tests, ruff, mypy, clang-format, sanitizers, pytest with emulated CPUs" ;;
   esac
   say ""
 }

@@ -17,16 +17,26 @@ check() {
   fi
 }
 
+# of_this_compiler <build folder>: CMake never asks again which compiler a folder is for.
+of_this_compiler() {
+  local kept="$1/compiler"
+  [[ "$(cat "$kept" 2>/dev/null)" == "$CXX_TEXT" ]] && return
+  rm -rf "$1"
+  mkdir -p "$1"
+  printf '%s\n' "$CXX_TEXT" >"$kept"
+}
+
 # In a subshell: a failing step ends this check, not the suite.
 cpp_tests() (
   build="$KT_ROOT/build/cpp-tests" bin="$VENV/bin"
+  of_this_compiler "$build"
   step "Configuring the C++ tests" env CXX="${CXX_COMMAND[*]}" "$bin/cmake" -S "$KT_ROOT/kernel" -B "$build" -G Ninja \
     -DCMAKE_MAKE_PROGRAM="$bin/ninja" -DCMAKE_BUILD_TYPE=Release \
     -DKT_BUILD_TESTS=ON -DKT_BUILD_PYTHON=OFF "${CMAKE_SWITCHES[@]}"
   step "Building the C++ tests" "$bin/cmake" --build "$build"
   local status=0
   "$bin/ctest" --test-dir "$build" --output-on-failure || status=$?
-  executed record "$EXECUTED" native "$status" <"$build/Testing/Temporary/LastTest.log"
+  executed record "$EXECUTED" native "$status" <"$build/Testing/Temporary/LastTest.log" || return 1
   return "$status"
 )
 
@@ -35,15 +45,16 @@ executed() { "$VENV/bin/python" -m tools.executed "$@"; }
 # sanitizer <address,undefined|thread>: an absent one is told, and no failure. The whole output is kept in a file.
 sanitizer() {
   local log="$KT_ROOT/build/sanitize-$1.log" status=0
-  CXX="${CXX_COMMAND[*]}" PATH="$VENV/bin:$PATH" "$KT_ROOT/tools/sanitize.sh" --brief "$1" >"$log" 2>&1 || status=$?
+  of_this_compiler "$KT_ROOT/build/sanitize-${1//,/-}"
+  CXX="${CXX_COMMAND[*]}" KT_CMAKE_SWITCHES="${CMAKE_SWITCHES[*]}" "$KT_ROOT/tools/sanitize.sh" --brief "$1" >"$log" 2>&1 || status=$?
   if ((status == 77)); then
     local reason
     reason="$(tail -n 1 "$log")"
     printf '%s\n' "$reason"
     executed not-run "$EXECUTED" "sanitizer $1" "${reason#not run: }"
-    return
+    return "$?"
   fi
-  executed record "$EXECUTED" "sanitizer $1" "$status" <"$log"
+  executed record "$EXECUTED" "sanitizer $1" "$status" <"$log" || status=1
   ((status == 0)) || grep -v '^ok ' "$log" | tail -n 200
   tail -n 1 "$log"
   return "$status"
@@ -72,6 +83,8 @@ clang_format_check() {
 run_suite() {
   local bin="$VENV/bin"
   cd "$KT_ROOT"
+  # Tests and tools look for cmake and ninja as a developer has them: on PATH.
+  export PATH="$bin:$PATH"
   EXECUTED="$KT_ROOT/build/executed"
   rm -rf "$EXECUTED"
   check "C++ tests" cpp_tests

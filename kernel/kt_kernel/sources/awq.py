@@ -26,7 +26,6 @@ class Awq:
         bits, version = int(config.get("bits", config.get("w_bit", 4))), str(config.get("version", "gemm")).lower()
         if bits != 4 or version != "gemm":
             raise WeightsError(f"AWQ with {bits} bits, version {version!r}; 4 bits, version 'gemm' are read")
-
         self._group = int(config.get("group_size", config.get("q_group_size", 128)))
         self._symmetric = not config.get("zero_point", True)
 

@@ -90,9 +90,9 @@ def grouped(
 ) -> GroupedMatrix:
     """scales·(codes − zeros), codes (N, K) from 0 to 2^bits − 1, scales and zeros (N, G); None: zeros at half range.
 
-    Zero points in the middle become signed levels, any others a minimum; both are exact, as a scale has 11 bits at most
-    and a zero point no more than 9. `symmetric` False: a minimum in any case, so that all matrices of a checkpoint with
-    zero points are alike.
+    Zero points in the middle become signed levels, any others a minimum. The minimum is exact for scales of 16 bits,
+    which have 11 digits at most where a zero point has 9; with scales of 32 bits it is rounded once. `symmetric` False:
+    a minimum in any case, so that all matrices of a checkpoint with zero points are alike.
     """
     scales = np.ascontiguousarray(scales, dtype=np.float32)
     count = scales.shape[1]

@@ -9,7 +9,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from kt_kernel.arrays import FLOATS
+from kt_kernel.arrays import FLOATS, as_float32
 from kt_kernel.checkpoint import Entry
 from kt_kernel.errors import WeightsError
 from kt_kernel.naming import BIAS, PROJECTIONS
@@ -47,8 +47,7 @@ class Matrices(Sequence[Weight]):
     def __getitem__(self, index: int | slice) -> Weight | list[Weight]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        if index >= len(self):  # what ends an iteration
-            raise IndexError(index)
+        index = range(len(self))[index]  # raises IndexError, which ends an iteration
         parts = {name: as_numpy(entry.fetch(expert)) for name, (entry, expert) in self.stored[index].items()}
         label = f"{self.label}, expert {index}"
         plain = parts.get("weight")
@@ -123,7 +122,7 @@ class QuantizedLayer:
             for part, rows in self._split(projection, interleaved).items():
                 found[_KEYS[part]] = Matrices(label, self.scheme, self.stored[projection], rows)
         for projection, entry in self.biases.items():
-            bias = as_numpy(entry.fetch(None)).astype(np.float32)
+            bias = as_float32(entry.fetch(None))
             for part, rows in self._split(projection, interleaved).items():
                 found[_KEYS[part] + BIAS] = np.ascontiguousarray(bias if rows is None else bias[:, rows])
         if absent := {"up_proj", "down_proj"} - set(found):

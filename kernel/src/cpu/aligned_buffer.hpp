@@ -10,6 +10,10 @@
 
 namespace kt {
 
+inline std::size_t round_up(std::size_t n, std::size_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
 class AlignedBuffer {
  public:
   AlignedBuffer() = default;
@@ -19,7 +23,7 @@ class AlignedBuffer {
     constexpr std::size_t kHugePage = std::size_t{2} << 20;
     const std::size_t alignment = bytes >= kHugePage ? kHugePage : kLine;
     // aligned_alloc wants a multiple of the alignment.
-    const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+    const std::size_t rounded = round_up(bytes, alignment);
     if (rounded < bytes) throw std::bad_alloc();
     data_ = static_cast<std::byte*>(std::aligned_alloc(alignment, rounded));
     if (data_ == nullptr) throw std::bad_alloc();

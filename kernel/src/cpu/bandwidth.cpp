@@ -41,10 +41,10 @@ template <class Work>
 double timed(Context::Session& session, std::size_t threads, const Work& work) {
   std::atomic<std::size_t> ready{0};
   std::atomic<double> start{0};
-  const Phase phase{threads, 1, [&](std::size_t begin, std::size_t, std::size_t) {
+  const Phase phase{threads, 1, [&](std::size_t, std::size_t, std::size_t thread) {
                       if (ready.fetch_add(1) + 1 == threads) start = seconds();
                       while (ready.load() < threads) std::this_thread::yield();
-                      work(begin);
+                      work(thread);  // its own share, wherever the item came from
                     }};
   session.run({&phase, 1});
   return seconds() - start;

@@ -21,14 +21,6 @@ constexpr std::size_t kTaskFloats = 65536;
 // Encoding fewer floats than this takes the caller less time than waking the other threads (about 5 µs).
 constexpr std::size_t kSerialFloats = 16384;
 
-std::size_t round_up(std::size_t n, std::size_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
-}
-
-std::size_t float_size(DType type) {
-  return type == DType::kF32 ? 4 : 2;
-}
-
 }  // namespace
 
 // One chunk of rows and its scratch: encoded rows and their scales; per thread a row of floats and the products of a

@@ -14,6 +14,7 @@ PackedMatrix::PackedMatrix(const MatrixTraits& traits, bool rotated, bool biased
 
 void PackedMatrix::pack(Context& context, const TierTable& table, const WeightView& source, const char* name) {
   if (biased_ && source.bias == nullptr) throw Error("a biased matrix needs its biases");
+  if (source.scales != nullptr) throw Error("a matrix of its own is packed from floats");
   Context::Session session(context);
   // Per thread: a row of floats, and a row in the packed type (never wider than the floats).
   const std::size_t row_floats = layout_.k_padded;

@@ -17,14 +17,6 @@ constexpr std::size_t kMostRows = 16384;
 // Phases over fewer floats than this run on the caller alone: they take less time than waking the others (about 5 µs).
 constexpr std::size_t kSerialFloats = 16384;
 
-std::size_t round_up(std::size_t n, std::size_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
-}
-
-std::size_t float_size(DType type) {
-  return type == DType::kF32 ? 4 : 2;
-}
-
 const char* at(const void* base, std::size_t bytes) {
   return static_cast<const char*>(base) + bytes;
 }

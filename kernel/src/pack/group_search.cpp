@@ -72,7 +72,9 @@ const NearestLevel& nearest_level(Levels levels) {
 class Search {
  public:
   Search(const MatrixTraits& traits, const float* x)
-      : traits_(traits), nearest_(nearest_level(traits.levels)), x_(x), n_(traits.group) {}
+      : traits_(traits), nearest_(nearest_level(traits.levels)), x_(x), n_(traits.group) {
+    if (traits.minimums) best_.minimum = narrow_scale(x[0], traits.scales);  // for weights that are all alike
+  }
 
   // Rounds to the nearest level, fits scale (and minimum) to the levels, rounds again, and keeps the best of all.
   void refine_from(GroupScale start) {
@@ -105,6 +107,16 @@ class Search {
     for (std::size_t i = 0; i < n_; ++i) {
       values[i] = nearest_((x_[i] - g.minimum) * inverse);
       const float d = x_[i] - (static_cast<float>(values[i]) * g.scale + g.minimum);
+      error += d * d;
+    }
+    return std::isfinite(error) ? error : wide_error(g, values);
+  }
+
+  // The same for weights whose squares leave fp32, from about 1e19.
+  double wide_error(GroupScale g, const std::int8_t* values) const {
+    double error = 0.0;
+    for (std::size_t i = 0; i < n_; ++i) {
+      const double d = static_cast<double>(x_[i]) - (static_cast<double>(values[i]) * g.scale + g.minimum);
       error += d * d;
     }
     return error;

@@ -1,6 +1,7 @@
 #include "pack/grouped.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <vector>
 
@@ -26,12 +27,24 @@ Place place_of(const MatrixTraits& traits, std::size_t channel, std::size_t k) {
   return {panel + k / 8 * kRowBytes + k % 4, k % 8 >= 4};
 }
 
-// 16 for a value that is none of the levels.
-unsigned code_of(Levels levels, int value) {
-  for (unsigned code = 0; code < 16; ++code) {
-    if (nibble_value(levels, code) == value) return code;
+// The code of every 8-bit value, 16 for those that are none of the levels.
+using Codes = std::array<std::uint8_t, 256>;
+
+Codes codes_of(Levels levels) {
+  Codes codes;
+  codes.fill(16);
+  // From behind, so that of two codes for one value, e2m1's zeros, the lower one stays.
+  for (unsigned code = 16; code-- > 0;) {
+    codes[static_cast<std::uint8_t>(nibble_value(levels, code))] = static_cast<std::uint8_t>(code);
   }
-  return 16;
+  return codes;
+}
+
+// By a table: every weight is looked up, and with a search packing takes four times as long.
+unsigned code_of(Levels levels, std::int8_t value) {
+  static const std::array<Codes, 5> all = {codes_of(Levels::kInt4), codes_of(Levels::kUint4), codes_of(Levels::kE2m1),
+                                           codes_of(Levels::kInt8), codes_of(Levels::kNormal4)};
+  return all[static_cast<std::size_t>(levels)][static_cast<std::uint8_t>(value)];
 }
 
 void put(const MatrixTraits& traits, std::byte* group, std::size_t channel, const std::int8_t* values, GroupScale g) {
@@ -68,7 +81,7 @@ float checked_scale(const MatrixTraits& traits, const char* name, const char* wh
   return scale;
 }
 
-void check_level(const MatrixTraits& traits, const char* name, std::size_t channel, std::size_t k, int value) {
+void check_level(const MatrixTraits& traits, const char* name, std::size_t channel, std::size_t k, std::int8_t value) {
   if (traits.format == Format::kInt8Grouped || code_of(traits.levels, value) < 16) return;
   throw WeightsValueError(place_text(name, "value", channel, k, "input") + " is " + std::to_string(value) +
                           ", which is none of the levels " + std::string(levels_name(traits.levels)));
@@ -76,8 +89,12 @@ void check_level(const MatrixTraits& traits, const char* name, std::size_t chann
 
 }  // namespace
 
-void check_grouped(const MatrixTraits& traits) {
+void check_groups(const MatrixTraits& traits) {
   const std::string name(format_name(traits.format));
+  if (!is_grouped(traits.format)) {
+    if (traits.group != 0 || traits.minimums) throw Error(name + " has no groups and no minimums");
+    return;
+  }
   constexpr std::size_t kGroups[] = {16, 32, 64, 128};
   if (std::find(std::begin(kGroups), std::end(kGroups), traits.group) == std::end(kGroups)) {
     throw Error(name + " has groups of 16, 32, 64 or 128 inputs, not " + std::to_string(traits.group));

@@ -7,8 +7,8 @@
 
 namespace kt {
 
-// Throws Error for a group, levels or format that do not go together.
-void check_grouped(const MatrixTraits& traits);
+// Throws Error for a group, levels, minimums and format that do not go together.
+void check_groups(const MatrixTraits& traits);
 
 // Bytes of a block's codes, scales and minimums.
 std::size_t grouped_block_bytes(const MatrixTraits& traits, std::size_t k_padded);

@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 
+#include "cpu/aligned_buffer.hpp"
 #include "error.hpp"
 #include "pack/grouped.hpp"
 
@@ -12,10 +13,6 @@ namespace {
 
 // 2^20 experts and inputs keep every product below 2^64; no model comes near.
 constexpr std::size_t kMost = std::size_t{1} << 20;
-
-std::size_t round_up(std::size_t n, std::size_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
-}
 
 // Bytes of a block without its biases.
 std::size_t weight_bytes(const MatrixTraits& traits, std::size_t k_padded) {
@@ -58,10 +55,10 @@ MatrixLayout make_matrix(const MatrixTraits& traits, const LayerTraits& layer, c
   MatrixLayout matrix;
   matrix.traits = traits;
   matrix.inputs = inputs;
-  if (is_grouped(traits.format)) check_grouped(traits);
+  check_groups(traits);
   matrix.k_padded = round_up(inputs, std::max(kInputPadding, traits.group));
   matrix.traits.rotation = layer.rotated && can_rotate(traits.format) ? rotation_block(matrix.k_padded) : 0;
-  matrix.blocks = (channels + per_block - 1) / per_block;
+  matrix.blocks = channels / per_block + (channels % per_block != 0);  // a sum could wrap around
   matrix.block_bytes = weight_bytes(traits, matrix.k_padded) + (layer.biased ? kBiasBytes : 0);
   if (matrix.block_bytes > std::numeric_limits<std::ptrdiff_t>::max() / matrix.blocks) throw std::bad_alloc();
   return matrix;

@@ -30,6 +30,11 @@ bool is_grouped(Format format);
 // What weights that come as floats become.
 MatrixTraits default_traits(Format format);
 
+// Bytes of one number.
+inline std::size_t float_size(DType type) {
+  return type == DType::kF32 ? 4 : 2;
+}
+
 // Null pointers where the tier lacks the format.
 const FormatTable& functions_of(const TierTable& table, Format format);
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 from collections.abc import Sequence
@@ -36,8 +37,10 @@ def _decodes(kind: GGMLQuantizationType) -> bool:
     return True
 
 
-_READABLE = frozenset({*_PLAIN, *blocks.BLOCK_TYPES, *(kind.name for kind in gguf.GGML_QUANT_SIZES if _decodes(kind))})
-"""Types that are read: whatever the gguf package decodes, and plain floats."""
+@functools.cache
+def _readable() -> frozenset[str]:
+    """Types that are read: whatever the gguf package decodes, and plain floats."""
+    return frozenset({*_PLAIN, *blocks.BLOCK_TYPES, *(kind.name for kind in gguf.GGML_QUANT_SIZES if _decodes(kind))})
 
 
 @dataclass(frozen=True)
@@ -168,11 +171,11 @@ def _split_problems(parts: list[GgufFile]) -> list[str]:
 def _unreadable_types(tensors: dict[str, TensorInfo]) -> list[str]:
     unreadable: dict[str, list[str]] = {}
     for tensor in tensors.values():
-        if tensor.type not in _READABLE:
+        if tensor.type not in _readable():
             unreadable.setdefault(tensor.type, []).append(tensor.name)
     return [
         f"type {kind} is not read ({len(names)} {'tensor' if len(names) == 1 else 'tensors'}, such as {names[0]}); "
-        f"types: {', '.join(sorted(_READABLE))}"
+        f"types: {', '.join(sorted(_readable()))}"
         for kind, names in sorted(unreadable.items())
     ]
 

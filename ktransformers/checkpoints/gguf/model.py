@@ -13,7 +13,7 @@ from kt_kernel import KernelError
 from ktransformers.checkpoints.gguf.architectures import ARCHITECTURES, Architecture
 from ktransformers.checkpoints.gguf.checkpoint import GgufCheckpoint, open_gguf
 from ktransformers.checkpoints.gguf.facts import Facts
-from ktransformers.checkpoints.gguf.others import OTHERS, load_other, other_config, other_problems
+from ktransformers.checkpoints.gguf.others import load_other, other_config, other_problems, others
 from ktransformers.checkpoints.gguf.tokenizer import end_tokens, load_gguf_tokenizer
 from ktransformers.checkpoints.gguf.weights import GgufWeights, match_weights
 from ktransformers.checkpoints.preflight import raise_if_missing
@@ -43,8 +43,8 @@ class GgufModel:
         problems = [*checkpoint.problems]
         if not checkpoint.architecture:
             problems.insert(0, "the metadata lack general.architecture")
-        elif checkpoint.architecture not in OTHERS:
-            known = ", ".join(sorted({*ARCHITECTURES, *OTHERS}))
+        elif checkpoint.architecture not in others():
+            known = ", ".join(sorted({*ARCHITECTURES, *others()}))
             problems.insert(0, f"architecture {checkpoint.architecture!r} is not read; architectures: {known}")
         else:
             problems += other_problems(checkpoint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -14,20 +15,18 @@ from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 from ktransformers.checkpoints.gguf.checkpoint import GgufCheckpoint
 from ktransformers.errors import CheckpointError
 
-__all__ = ["OTHERS", "load_other", "other_config", "other_problems"]
+__all__ = ["load_other", "other_config", "other_problems", "others"]
 
 
-def _known() -> set[str]:
+@functools.cache
+def others() -> tuple[str, ...]:
+    """By `general.architecture`, in order."""
     named = {name.replace("minimax_", "minimax-") for name in GGUF_CONFIG_MAPPING.keys() - {"general", "tokenizer"}}
     try:
         from transformers.integrations.gguf.gguf_config_mapping import GGUF_CONFIG_ARCHS
     except ImportError:  # an older transformers
-        return named
-    return {*named, *GGUF_CONFIG_ARCHS}
-
-
-OTHERS = tuple(sorted(_known()))
-"""By `general.architecture`."""
+        return tuple(sorted(named))
+    return tuple(sorted({*named, *GGUF_CONFIG_ARCHS}))
 
 
 def other_problems(checkpoint: GgufCheckpoint) -> list[str]:
