@@ -143,3 +143,12 @@ def test_the_sanitizer_script_tries_its_compiler_first(tmp_path: Path, kind: str
     run = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=30, check=False)
     assert run.returncode == 77
     assert run.stdout == f"not run: no sanitizer {kind}, {compiler} cannot link: ld: cannot find the library\n"
+
+
+def test_pip_is_given_the_cmake_switches_in_words_that_old_versions_know(tmp_path: Path) -> None:
+    run = _bash("CXX_COMMAND=(g++) PYTHON_PATH=echo\ninstall_package", tmp_path)
+    assert run.returncode == 0, run.stderr
+    arguments = run.stdout.split()
+    assert "--config-settings=cmake.define.KTRANSFORMERS_CPU_USE_AMX=ON" in arguments
+    assert "-C" not in arguments  # pip 23.1 and newer
+    assert arguments[-1] == str(tmp_path)

@@ -54,7 +54,8 @@ install_package() {
   local switch
   local -a settings=()
   for switch in "${CMAKE_SWITCHES[@]}"; do
-    settings+=("-C" "cmake.define.${switch#-D}")
+    # Written out: pip before 23.1 (Debian 12 has 23.0) does not know -C.
+    settings+=("--config-settings=cmake.define.${switch#-D}")
   done
   CXX="${CXX_COMMAND[*]}" "$PYTHON_PATH" -m pip install --verbose "${settings[@]}" "$KT_ROOT$EXTRAS"
 }
