@@ -98,13 +98,20 @@ def _rules(experts: str, linears: str | None) -> RuleSet:
 def _model_calls(models: dict[str, Any], tokens: int) -> dict[str, Call]:
     ids = torch.randint(0, SIZES["vocab_size"], (1, tokens))
     with torch.inference_mode():
-        caches = {name: model(torch.arange(CONTEXT)[None]).past_key_values for name, model in models.items()}
+        caches = {name: _cache(model(torch.arange(CONTEXT)[None])) for name, model in models.items()}
 
     def call(name: str) -> None:
-        cache = copy.deepcopy(caches[name]) if tokens == 1 else None
+        cache = caches[name] if tokens == 1 else None
         models[name](ids, cache=cache, logits_to_keep=1)
+        if cache is not None:
+            cache.crop(CONTEXT)
 
     return {name: partial(call, name) for name in models}
+
+
+def _cache(output: Any) -> Any:
+    """Newer versions of transformers call it `cache`."""
+    return getattr(output, "cache", None) or output.past_key_values
 
 
 def _layer_calls(inputs: int, channels: int, rows: int, threads: int) -> dict[str, Call]:

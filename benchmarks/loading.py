@@ -3,9 +3,9 @@
     python benchmarks/loading.py [--billions 1.3] [--rounds 3] [--folder FOLDER] [--backends INT8,INT4,BF16]
 
 Makes a Qwen3-MoE of random bf16 weights. Every start is a process of its own, and starts alternate, so that a slow
-minute of the machine hits all of them. The checkpoint is in the page cache throughout: what is measured is work, not
-the disk. Seconds are counted from the call that loads to the end of a forward of one token, imports apart; the peak is
-that of the whole process.
+minute of the machine hits all of them. The checkpoint was just written, and lies in the page cache where memory is
+large enough: what is measured is work, not the disk. Seconds are counted from the call that loads to the end of a
+forward of one token, after the imports at the script's top; the peak is that of the whole process.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kt_kernel import _ext
-from kt_kernel.backends import BACKENDS, Backend, parse_backend
+from kt_kernel.backends import AUTO, BACKENDS, Backend, parse_backend
 from kt_kernel.checkpoint import open_path
 from kt_kernel.contexts import resolve_threads, shared_context
 from kt_kernel.convertible import Convertible, find_convertible
@@ -29,7 +29,7 @@ __all__ = ["MANIFEST", "METHODS", "Progress", "Report", "Step", "convert", "pars
 
 logger = logging.getLogger("kt_kernel")
 
-METHODS = ("AMXINT8", "AMXINT4", "AMXBF16", "FP8")
+METHODS = ("AMXINT8", "AMXINT4", "AMXBF16", "FP8", "auto")
 MANIFEST = "kt_manifest.json"
 """Written last: a folder with it is complete."""
 # What a model needs beside its weights, where the checkpoint has it.
@@ -127,7 +127,7 @@ def convert(
     _check_output(source, output)
     with ExitStack() as stack:
         entries = open_path(source, stack)
-        layers = find_convertible(entries, str(source), ModelConfig.read(source), backend.format, rotate)
+        layers = find_convertible(entries, str(source), ModelConfig.read(source), backend, rotate)
         jobs = [_Job(layer, output / f"{_file_name(layer.packed.prefix)}.safetensors") for layer in layers]
         _check_jobs(jobs, output)
         for job in jobs:  # what a run that was killed left
@@ -171,14 +171,15 @@ def _steps(jobs: Sequence[_Job], todo: Sequence[_Job]) -> Iterator[Step]:
 def _say_second(jobs: Sequence[_Job], backend: Backend) -> None:
     if second := sum(job.layer.second for job in jobs):
         becomes = "decoded to" if backend.format == "BF16" else "quantised a second time, to"
+        why = "whose layers have float weights too" if backend == AUTO else "method auto keeps their own numbers"
         logger.warning(
-            "%s: the checkpoint's quantised experts are %s %s in %d of %d layer(s); AMXINT4 keeps the numbers of 4-bit "
-            "checkpoints, FP8 those of FP8 ones",
+            "%s: the checkpoint's quantised experts are %s %s in %d of %d layer(s); %s",
             backend.name,
             becomes,
             backend.format,
             second,
             len(jobs),
+            why,
         )
 
 
@@ -239,7 +240,7 @@ def _write_manifest(jobs: Sequence[_Job], backend: Backend, output: Path) -> int
     ]
     manifest = {
         "method": backend.name,
-        "format": backend.format,
+        "formats": sorted({layer.formats.name for _, layer in written}),
         "rotated": any(layer.rotated for _, layer in written),
         "layout": _ext.LAYOUT_VERSION,
         "layers": layers,

@@ -1,7 +1,7 @@
 """The layers of a checkpoint as the converter takes them: what the file of each will say, and how it is packed.
 
-Floats are quantised by the method. What came quantised keeps its own numbers where the method's format holds them, else
-it is decoded and quantised a second time.
+Floats are quantised by the method. What came quantised keeps its own numbers where the method's format holds them, or
+with method auto; else it is decoded and quantised a second time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kt_kernel import _ext
-from kt_kernel.backends import Format
+from kt_kernel.backends import AUTO, Backend, Format
 from kt_kernel.checkpoint import Entry
 from kt_kernel.config import MoEConfig
 from kt_kernel.errors import ConfigError, WeightsError
@@ -89,7 +89,7 @@ def _but_scales(layer: PackedLayer) -> PackedLayer:
 
 
 def find_convertible(
-    entries: Sequence[Entry], where: str, model: ModelConfig, format: Format, rotate: bool
+    entries: Sequence[Entry], where: str, model: ModelConfig, method: Backend, rotate: bool
 ) -> list[Convertible]:
     """Every layer of experts in `entries`, checked as far as headers and the first expert of quantised layers tell.
 
@@ -101,12 +101,12 @@ def find_convertible(
     if model.quantization is not None:
         layers = find_quantized(entries, scheme_for(model.quantization))
         layers = {prefix: layer for prefix, layer in layers.items() if layer.plain < layer.count}
-        found = [_quantized(layer, entries, model, format, rotate) for layer in layers.values()]
+        found = [_quantized(layer, entries, model, method, rotate) for layer in layers.values()]
         starts = tuple(f"{prefix}." for prefix in layers)
         rest = [entry for entry in entries if not entry.name.startswith(starts)] if starts else rest
     if not found or holds_experts(rest):  # layers that were left out of the quantisation
         for layer in find_layers(rest, where):
-            found.append(_floats(upright(layer, model.model_type), format, rotate))
+            found.append(_floats(upright(layer, model.model_type), method.format, rotate))
     for one in found:
         if model.hidden_size is not None and one.packed.hidden != model.hidden_size:
             raise WeightsError(
@@ -167,7 +167,7 @@ def _described(
 
 
 def _quantized(
-    layer: QuantizedLayer, entries: Sequence[Entry], model: ModelConfig, format: Format, rotate: bool
+    layer: QuantizedLayer, entries: Sequence[Entry], model: ModelConfig, method: Backend, rotate: bool
 ) -> Convertible:
     own = list(layer.entries)
     layer.check(entries)
@@ -175,12 +175,13 @@ def _quantized(
     first = {name: value[0] for name, value in matrices.items() if not name.endswith(BIAS)}
     config = _sizes(len(matrices["down_proj"]), *first["down_proj"].shape)
     gated = "gate_proj" in matrices
-    if not layer.plain and held_in(first) == format:
+    own_grid = all(isinstance(matrix, (GroupedMatrix, Fp8Matrix)) for matrix in first.values())
+    if not layer.plain and own_grid and (method == AUTO or held_in(first) == method.format):
         experts = open_quantized(matrices, config, gated)
         formats = experts.formats()
         described = _described(layer.prefix, config, formats, False, gated, bool(experts.biases), own)
         return _OwnGrid(experts, described)
-    return _decoded(layer, matrices, model.dtype, config, own, format, rotate)
+    return _decoded(layer, matrices, model.dtype, config, own, method.format, rotate)
 
 
 def _decoded(

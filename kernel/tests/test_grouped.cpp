@@ -179,6 +179,19 @@ TEST_EACH_TIER("grouped: products are the contract's scalar arithmetic, bit for 
   }
 }
 
+TEST_EACH_TIER("grouped: more inputs than are unpacked at once, for few and for many rows") {
+  Random random{4};
+  for (const MatrixTraits& traits : all_traits()) {
+    const Source up(traits, 33, 1100, random), down(traits, 1100, 33, random);
+    const Gate gate{.activation = kt::Activation::kRelu, .gated = false};
+    kt::check::Kernel kernel(pack(up, down), gate, *tier.table), oracle(pack(up, down), gate, kt::check::generic());
+    for (const std::size_t tokens : {1, 3, 8, 21, 40}) {
+      const Batch batch = kt::check::make_batch({1, 1100, 33}, tokens, 1);
+      CHECK_SAME_BITS(kernel(batch), oracle(batch), 1100);
+    }
+  }
+}
+
 TEST_EACH_TIER("grouped: the largest products of every levels do not saturate") {
   for (const MatrixTraits& traits : all_traits()) {
     Random random{3};

@@ -25,5 +25,5 @@ def require_packages() -> None:
 
         raise ServingError(
             f"transformers {transformers.__version__} does not have the server this was written for ({error}): "
-            "pip install --upgrade 'ktransformers[serve]'"
+            "pip install --upgrade transformers"
         ) from error

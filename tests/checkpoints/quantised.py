@@ -21,6 +21,7 @@ Encode = Callable[[np.ndarray], Stored]
 CONFIGS: dict[str, dict[str, Any]] = {
     "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False},
+    "gptq-8": {"quant_method": "gptq", "bits": 8, "group_size": 32, "desc_act": False, "sym": True},
     "awq": {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True},
     "compressed-tensors": {
         "quant_method": "compressed-tensors",
@@ -36,6 +37,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 ENCODERS: dict[str, Encode] = {
     "fp8": lambda weight: quantizers.fp8_of(weight, (128, 128)),
     "gptq": lambda weight: quantizers.gptq(Grid.of(weight, 32)),
+    "gptq-8": lambda weight: quantizers.gptq(Grid.of(weight, 32, symmetric=True, bits=8), bits=8),
     "awq": lambda weight: quantizers.awq(Grid.of(weight, 32)),
     "compressed-tensors": lambda weight: quantizers.compressed(Grid.of(weight, 32, symmetric=True)),
 }

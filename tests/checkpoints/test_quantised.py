@@ -51,7 +51,7 @@ def test_backend_auto_keeps_the_numbers_of_the_checkpoint(pair: tuple[Path, Path
     exact = KTransformer.from_pretrained(pair[1], dtype=torch.float32)
     assert quantised.report is not None
     formats = {entry.details["format"] for entry in quantised.report.replacements}
-    assert formats == {"FP8" if pair[0].name == "fp8" else "INT4"}
+    assert formats == {{"fp8": "FP8", "gptq-8": "INT8_GROUPED"}.get(pair[0].name, "INT4")}
     draw = torch.Generator().manual_seed(0)
     hidden, weights = torch.randn(48, 64, generator=draw), torch.rand(48, 2, generator=draw)
     ids = torch.stack([torch.randperm(8, generator=draw)[:2] for _ in range(48)])
@@ -60,7 +60,8 @@ def test_backend_auto_keeps_the_numbers_of_the_checkpoint(pair: tuple[Path, Path
             wanted = exact.model.get_submodule(name)(hidden, ids, weights)
             given = quantised.model.get_submodule(name)(hidden, ids, weights)
         # The weights are the very same, up to the twin's bf16; activations are rounded to 8 bits in groups, or to bf16.
-        assert (given - wanted).norm() / wanted.norm() < 0.015
+        # That is 1.3 to 1.55 % here.
+        assert (given - wanted).norm() / wanted.norm() < 0.017
 
 
 def test_deepseek_v3_in_fp8(tmp_path: Path) -> None:

@@ -34,7 +34,10 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _build("build_sdist", str(folder))
     (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="data")
+        if hasattr(tarfile, "data_filter"):
+            tar.extractall(folder, filter="data")
+        else:  # Python before 3.11.4
+            tar.extractall(folder)
     return folder / archive.name.removesuffix(".tar.gz")
 
 

@@ -52,15 +52,16 @@ class Grid:
         return cls(codes, scales, zeros, group)
 
     @classmethod
-    def of(cls, weight: np.ndarray, group: int, symmetric: bool = False) -> Grid:
-        """4-bit codes of a float weight (N, K), K a multiple of `group`."""
+    def of(cls, weight: np.ndarray, group: int, symmetric: bool = False, bits: int = 4) -> Grid:
+        """Codes of a float weight (N, K), K a multiple of `group`."""
+        top, half = (1 << bits) - 1, 1 << (bits - 1)
         channels, inputs = weight.shape
         parts = weight.reshape(channels, inputs // group, group)
         low, high = parts.min(axis=2), parts.max(axis=2)
         spread = 2 * np.abs(parts).max(axis=2) if symmetric else high - low
-        scales = np.maximum(spread / 15, 1e-4).astype(np.float16).astype(np.float32)
-        zeros = np.full(low.shape, 8) if symmetric else np.clip(np.rint(-low / scales), 1, 15).astype(np.int64)
-        codes = np.clip(np.rint(parts / scales[..., None]) + zeros[..., None], 0, 15).astype(np.int64)
+        scales = np.maximum(spread / top, 1e-5).astype(np.float16).astype(np.float32)
+        zeros = np.full(low.shape, half) if symmetric else np.clip(np.rint(-low / scales), 1, top).astype(np.int64)
+        codes = np.clip(np.rint(parts / scales[..., None]) + zeros[..., None], 0, top).astype(np.int64)
         return cls(codes.reshape(channels, inputs), scales, zeros, group)
 
     @property

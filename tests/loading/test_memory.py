@@ -20,7 +20,7 @@ _LOAD = """
 import json, sys
 import torch
 from ktransformers import KTransformer
-replace = {"class": "KTransformersExperts", "kwargs": {"backend": "INT8"}}
+replace = {"class": "KTransformersExperts", "kwargs": {"backend": "INT4"}}
 rules = [{"match": {"name": r"\\.experts$"}, "replace": replace}]
 model = KTransformer.from_pretrained(sys.argv[1], rules=rules)
 with torch.inference_mode():
@@ -36,14 +36,14 @@ print(json.dumps({"peak": int(status["VmHWM"].split()[0]) * 1024, "packed": pack
 def test_experts_are_never_in_memory_as_floats_beyond_two_layers(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     try:
-        sizes = write_checkpoint(folder, layers=16)
+        sizes = write_checkpoint(folder, layers=56)
         run = subprocess.run(
-            [sys.executable, "-c", _LOAD, str(folder)], capture_output=True, text=True, timeout=240, check=True
+            [sys.executable, "-c", _LOAD, str(folder)], capture_output=True, text=True, timeout=400, check=True
         )
     finally:
         shutil.rmtree(folder)
     told = json.loads(run.stdout)
     assert told["finite"]
     bound = sizes["rest"] + told["packed"] + 2 * sizes["layer"] + OVERHEAD
-    assert sizes["experts"] > bound  # the floats alone would not fit
+    assert sizes["experts"] > 3 * bound  # the floats alone would not fit
     assert told["peak"] <= bound, f"{told['peak'] / MIB:.0f} MiB, at most {bound / MIB:.0f}"

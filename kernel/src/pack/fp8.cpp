@@ -86,9 +86,12 @@ void Fp8Panel::encode(std::size_t lane, const float* row) {
 void Fp8Panel::copy(const Fp8View& source, const char* name, std::size_t first, std::size_t channels) {
   const bool by_channel = scales_channels(source, matrix_.inputs);
   clear_panel_scales();
+  // Errors name a block's first channel, whichever of its panels found it: they are packed side by side.
+  const std::size_t in_block = (source.first_channel + first) % source.block_channels;
+  const std::size_t block_first = first - std::min(first, in_block);
   for (std::size_t g = 0; g < groups() && first < channels; ++g) {
     const std::size_t input = g * kFp8Inputs;  // always a real one: less than 64 are padding
-    panel_scale(g) = by_channel ? 1.0f : finite_scale(scale_at(source, first, input), name, first, input);
+    panel_scale(g) = by_channel ? 1.0f : finite_scale(scale_at(source, first, input), name, block_first, input);
   }
   for (std::size_t lane = 0; lane < kPanelChannels; ++lane) {
     const std::size_t channel = first + lane;

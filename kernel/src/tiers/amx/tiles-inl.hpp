@@ -5,7 +5,7 @@
 //
 // The compiler's tile intrinsics do not say which memory they touch; the instructions below do.
 
-// The operand of ldtilecfg (Intel SDM, "TILE CONFIGURATION"). Columns are always full; only the number of rows varies.
+// The operand of ldtilecfg (Intel SDM, "TILE CONFIGURATION").
 struct alignas(64) TileConfig {
   std::uint8_t palette;
   std::uint8_t start_row;
@@ -14,12 +14,13 @@ struct alignas(64) TileConfig {
   std::uint8_t rows[16];
 };
 
-inline void configure_tiles(std::size_t rows) {
+// 0…3 sums and 4, 5 rows of activations, `row_bytes` each; 6, 7 weights, 4 inputs a row.
+inline void configure_tiles(std::size_t rows, std::size_t row_bytes = kRowBytes) {
   TileConfig config = {};
   config.palette = 1;
   for (int t = 0; t < 8; ++t) {
-    config.row_bytes[t] = kRowBytes;
-    config.rows[t] = static_cast<std::uint8_t>(t < 6 ? rows : kTileBytes / kRowBytes);  // 6, 7: weights
+    config.row_bytes[t] = static_cast<std::uint16_t>(t == 4 || t == 5 ? row_bytes : kRowBytes);
+    config.rows[t] = static_cast<std::uint8_t>(t < 6 ? rows : row_bytes / 4);
   }
   asm volatile("ldtilecfg %0" : : "m"(config));
 }
