@@ -4,15 +4,17 @@
                                [--kt-kernel-python /path/to/python]
 
 Each contestant lives in a process of its own, which holds the layer and times one call at a time when told to, so that
-rounds alternate between contestants and a slow minute of the machine hits all of them. kt-kernel's Python package has
-the same name as ours: give the interpreter of an environment where `pip install kt-kernel` was run, and its AVX2 and,
-where it loads, AMX classes take part.
+rounds alternate between contestants and a slow minute of the machine hits all of them. Whoever is not asked is stopped
+(SIGSTOP): threads of some contestants spin for a while after a call and would take the next one's cores. kt-kernel's
+Python package has the same name as ours: give the interpreter of an environment where `pip install kt-kernel` was run,
+and its AVX2 and, where it loads, AMX classes take part.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -25,7 +27,7 @@ from typing import Any
 Shape = tuple[int, int, int, int]
 """experts, top-k, hidden, intermediate"""
 
-OURS = ("kt INT8", "kt BF16")
+OURS = ("kt INT8", "kt INT4", "kt BF16")
 TRANSFORMERS = ("transformers grouped_mm", "transformers batched_mm")
 KT_KERNEL = ("kt-kernel AVX2BF16", "kt-kernel AMXBF16", "kt-kernel AMXInt8")
 
@@ -156,12 +158,16 @@ class Contestant:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         self._answer()
+        self._process.send_signal(signal.SIGSTOP)
 
     def ask(self, tokens: int, calls: int, seed: int) -> dict[str, Any]:
         assert self._process.stdin is not None
+        self._process.send_signal(signal.SIGCONT)
         self._process.stdin.write(json.dumps({"tokens": tokens, "calls": calls, "seed": seed}) + "\n")
         self._process.stdin.flush()
-        return dict(json.loads(self._answer()))
+        answer = self._answer()
+        self._process.send_signal(signal.SIGSTOP)
+        return dict(json.loads(answer))
 
     def close(self) -> None:
         self._process.kill()
