@@ -69,14 +69,17 @@ case "$kind" in
     tests=()
     # What these run, others run too, on fewer shapes and numbers.
     [[ "$brief" == no ]] || tests=(--without "gemm: one block" --without "layer: close to float64"
-      --without "gate: every formula" --without "pool: ten thousand" --without "fork: while another thread")
+      --without "gate: every formula" --without "pool: ten thousand" --without "fork: while another thread"
+      --without "gemm: gate and up of every number" --without "bits: a token alone")
     ;;
   thread)
     export TSAN_OPTIONS="halt_on_error=1:allocator_may_return_null=1:${TSAN_OPTIONS:-}"
     # The sanitizer does not support threads in the child of a process that had some.
     tests=(test_thread_pool test_context test_moe_bits test_moe_routing "same bytes whatever tier" --without "fork:")
-    # Batches of every size on few threads: what they share is shared in "any number of threads", too.
-    [[ "$brief" == no ]] || tests+=(--without "bits: a token alone")
+    # Long batches on few threads: what they share is shared in "any number of threads", too.
+    [[ "$brief" == no ]] || tests+=(--without "bits: a token alone" --without "bits: long inputs"
+      --without "bits: more rows" --without "routing: all tokens" --without "routing: one token to every"
+      --without "pool: ten thousand")
     ;;
   *) die "no sanitizers named \"$kind\": address,undefined or thread" ;;
 esac

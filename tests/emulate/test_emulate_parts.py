@@ -23,7 +23,7 @@ from tools.emulate.output import GuestOutput
 from tools.emulate.packages import needed
 from tools.emulate.results import missing
 from tools.emulate.scenarios import SCENARIOS
-from tools.executed.records import record_of
+from tools.executed.records import keep, record_of
 
 # ---- the fix of the emulator
 
@@ -187,9 +187,23 @@ def test_filters_name_the_tier_exactly() -> None:
     assert "--without" not in scenario.arguments(everything=True)
 
 
+def test_tiers_that_passed_natively_are_emulated_without_the_long_sweeps(tmp_path: Path) -> None:
+    native = "tiers: avx2 (INT8), avx512 (INT8)\nok    a [avx2 INT8]\nok    a [avx512 INT8]\n2 tests, 0 failed\n"
+    keep(tmp_path, record_of("native", native, 0))
+    keep(tmp_path, record_of("emulated", native.replace("avx512", "amx"), 0))
+    natively = kernel_tests.passed_natively(tmp_path)
+    assert natively == {"avx2", "avx512"}
+    sweeps = {each.name: "hashes: " in each.arguments(natively) for each in SCENARIOS}
+    assert [name for name, left_out in sweeps.items() if left_out] == ["avx512", "avx2", "amd", "no-avx"]
+    assert kernel_tests.passed_natively(None) == frozenset()
+    keep(tmp_path, record_of("native", native.replace("ok    a [avx512", "FAIL  a [avx512"), 1))
+    assert kernel_tests.passed_natively(tmp_path) == frozenset()
+
+
 def test_what_is_left_out_still_has_those_names() -> None:
     sources = "".join(file.read_text() for file in (KERNEL / "tests").glob("test_*.cpp"))
-    for text in {part for scenario in SCENARIOS for part in (*scenario.left_out, *scenario.extra)}:
+    natively = frozenset(tier.name for tier in _ext.tiers())
+    for text in {part for each in SCENARIOS for part in (*each.left_out(natively), *each.extra)}:
         assert re.search(rf'\(\s*"{re.escape(text)}', sources), text
 
 

@@ -53,7 +53,7 @@ def test_experts_of_a_quantised_checkpoint_count_as_what_packs_them(tmp_path: Pa
     (packed,) = (holding for holding in told.holdings if holding.what == "packed experts")
     assert packed.nbytes == sum(int(entry.details["bytes"]) for entry in loaded.report.replacements)
     assert {packed.format} == {entry.details["format"] for entry in loaded.report.replacements}
-    own = "FP8" if method == "fp8" else "INT4"
+    own = {"fp8": "FP8", "gptq-8": None}.get(method, "INT4")
     assert any("nothing is lost" in note for note in told.quantisation) == (backend in ("auto", own))
 
 

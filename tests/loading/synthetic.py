@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-HIDDEN, INTERMEDIATE, EXPERTS = 1024, 320, 16
+HIDDEN, EXPERTS = 1024, 16
 
 
-def write_checkpoint(folder: Path, *, layers: int, shards: int = 3) -> dict[str, int]:
+def write_checkpoint(folder: Path, *, layers: int, intermediate: int = 320, shards: int = 3) -> dict[str, int]:
     """Writes fp32 shards and their index. Even layers have a tensor for each expert and projection, odd ones stacks.
 
     Returns bytes: of the experts, of one layer's, and of the rest.
@@ -23,7 +23,7 @@ def write_checkpoint(folder: Path, *, layers: int, shards: int = 3) -> dict[str,
         vocab_size=1024,
         hidden_size=HIDDEN,
         intermediate_size=512,
-        moe_intermediate_size=INTERMEDIATE,
+        moe_intermediate_size=intermediate,
         num_experts=EXPERTS,
         num_experts_per_tok=4,
         num_hidden_layers=layers,

@@ -36,7 +36,7 @@ print(json.dumps({"peak": int(status["VmHWM"].split()[0]) * 1024, "packed": pack
 def test_experts_are_never_in_memory_as_floats_beyond_two_layers(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     try:
-        sizes = write_checkpoint(folder, layers=56)
+        sizes = write_checkpoint(folder, layers=32, intermediate=640)
         run = subprocess.run(
             [sys.executable, "-c", _LOAD, str(folder)], capture_output=True, text=True, timeout=400, check=True
         )

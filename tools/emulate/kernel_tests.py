@@ -32,13 +32,13 @@ from tools.emulate.kernel_build import build_kernel_tests, build_program, build_
 from tools.emulate.machine import run, stop_all
 from tools.emulate.results import Run, missing, summary
 from tools.emulate.scenarios import SCENARIOS, Scenario
-from tools.executed.records import Record, keep, record_of
+from tools.executed.records import Record, keep, load, record_of
 from tools.executed.table import table
 
 PASSED, FAILED, NOT_RUN = 0, 1, 77
 ON_REQUEST, EXTENSION = "on-request", "extension"
 # Columns of the table of how what was executed.
-EMULATED, EMULATED_EXTENSION = "emulated", "emulated, from Python"
+NATIVE, EMULATED, EMULATED_EXTENSION = "native", "emulated", "emulated, from Python"
 SELFTEST_SECONDS = 300
 
 
@@ -55,7 +55,12 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=900, help="longest time for one run (%(default).0f)")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs at once (%(default)d)")
     parser.add_argument("--everything", action="store_true", help="the long tests too: some ten minutes a tier")
-    parser.add_argument("--executed", type=Path, help="a folder to keep the results in, for tools.executed")
+    parser.add_argument(
+        "--executed",
+        type=Path,
+        help="a folder to keep the results in, for tools.executed; of tiers that it says passed natively, every kernel "
+        "runs once",
+    )
     parser.add_argument("--verbose", action="store_true", help="show the tests as they pass")
     parsed = parser.parse_args(words)
     for name in parsed.runs:
@@ -80,13 +85,20 @@ def run_scenario(emulator: Emulator, program: Path, scenario: Scenario, options:
     """One boot with the tests of its tiers."""
     job = Job(
         program,
-        scenario.arguments(everything=options.everything),
+        scenario.arguments(passed_natively(options.executed), everything=options.everything),
         model=scenario.model,
         exclude=scenario.exclude,
         tiles=scenario.tiles,
         seconds=options.seconds,
     )
     return run_job(emulator, job, scenario.title, options, tiers=scenario.tiers)
+
+
+def passed_natively(executed: Path | None) -> frozenset[str]:
+    """The tiers that a folder of results knows as run on this machine's own CPU, without a failure."""
+    records = load(executed) if executed is not None else []
+    native = [record for record in records if record.how == NATIVE and record.problem is None]
+    return frozenset(result.tier for record in native for result in record.results if result.tier)
 
 
 def run_on_request(emulator: Emulator, folder: Path, options: argparse.Namespace) -> Run:

@@ -22,11 +22,24 @@ TOO_LONG = (
     "pack: same bytes",
 )
 # What concerns threads and processes more than instructions runs where there is tile state to lose.
-ONLY_WITH_TILES = ("context: ", "fork: ", "bits: more rows than one chunk", "bits: long inputs")
-# Tiers that every machine of the last ten years runs natively need here only every kernel once, on a CPU that has no
-# more than them.
+ONLY_WITH_TILES = (
+    "context: ",
+    "fork: ",
+    "bits: any number of threads",
+    "bits: more rows than one chunk",
+    "bits: long inputs",
+)
+# Tiers that this machine has just run natively, and those that every machine of the last ten years runs so, need here
+# only every kernel once, on a CPU that has no more than them.
 SHOWN_NATIVELY = (
     "hashes: ",
+    "grouped: more inputs",
+    "gate: silu is within",
+    "linear: ",
+    "routing: all tokens on one expert",
+    "routing: one token to every number",
+    "bits: more rows than one chunk",
+    "bits: long inputs",
     "conversions: ",
     "activation: layers",
     "bias: layers",
@@ -50,17 +63,17 @@ class Scenario:
     brief: bool = False
     extra: tuple[str, ...] = DETECTION  # further tests, by name
 
-    def arguments(self, *, everything: bool = False) -> tuple[str, ...]:
-        """The words for kt_tests."""
+    def arguments(self, natively: frozenset[str] = frozenset(), *, everything: bool = False) -> tuple[str, ...]:
+        """The words for kt_tests. `natively`: tiers whose tests passed on this machine's own CPU."""
         wanted = [word for tier in self.tiers for word in (f"[{tier} ", f"[{tier}]")]
-        left_out = () if everything else self.left_out
+        left_out = () if everything else self.left_out(natively)
         return (*wanted, *self.extra, *(word for text in left_out for word in ("--without", text)))
 
-    @property
-    def left_out(self) -> tuple[str, ...]:
+    def left_out(self, natively: frozenset[str] = frozenset()) -> tuple[str, ...]:
         """Tests that it runs only when everything is asked for, by parts of their names."""
         threads = () if self.tiles is Tiles.GRANTED else ONLY_WITH_TILES
-        return (*TOO_LONG, *threads, *(SHOWN_NATIVELY if self.brief else ()))
+        shown = self.brief or natively.issuperset(self.tiers)
+        return (*TOO_LONG, *threads, *(SHOWN_NATIVELY if shown else ()))
 
 
 SCENARIOS = (

@@ -22,14 +22,13 @@ class AlignedBuffer {
     constexpr std::size_t kLine = 64;
     constexpr std::size_t kHugePage = std::size_t{2} << 20;
     const std::size_t alignment = bytes >= kHugePage ? kHugePage : kLine;
-    // aligned_alloc wants a multiple of the alignment.
-    const std::size_t rounded = round_up(bytes, alignment);
-    if (rounded < bytes) throw std::bad_alloc();
-    data_ = static_cast<std::byte*>(std::aligned_alloc(alignment, rounded));
-    if (data_ == nullptr) throw std::bad_alloc();
+    void* data = nullptr;
+    if (posix_memalign(&data, alignment, bytes) != 0) throw std::bad_alloc();
+    data_ = static_cast<std::byte*>(data);
 #ifdef MADV_HUGEPAGE
-    // Advice only: with 4 KiB pages a decode step walks some 10,000 of them a layer.
-    if (alignment == kHugePage) madvise(data_, rounded, MADV_HUGEPAGE);
+    // Advice only: with 4 KiB pages a decode step walks some 10,000 of them a layer. Not for the tail, whose huge page
+    // would be as large as a small layer's experts, and mostly empty.
+    if (alignment == kHugePage) madvise(data_, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
 #endif
   }
   ~AlignedBuffer() { std::free(data_); }
