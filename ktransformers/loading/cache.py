@@ -22,7 +22,7 @@ import transformers
 
 import kt_kernel
 from kt_kernel import _ext, environment
-from kt_kernel.packed_file import PARTIAL, Source, is_packed, open_packed
+from kt_kernel.packed_file import Source, is_packed, open_packed
 from ktransformers.injection.placing import hide_tensors
 from ktransformers.injection.slot import Slot
 from ktransformers.log import get_logger
@@ -33,6 +33,8 @@ log = get_logger("cache")
 
 _FREE = 1 << 30
 """Bytes that are left free on the disk."""
+_OWN = ".writing-"
+"""Begins the name of a file that is one process's own until it is whole."""
 _ABANDONED = 3600
 """Seconds without a write after which nobody is at a half-written file any more: one layer takes seconds."""
 
@@ -144,7 +146,7 @@ class PackedCache:
             return
         path = self._paths.pop(slot.name)
         # Another process may write the same file: each has a name of its own until it is whole.
-        own = path.with_name(f"{os.getpid()}-{path.name}")
+        own = path.with_name(f"{_OWN}{os.getpid()}-{path.name}")
         try:
             if not self._has_room(wrapper.nbytes * (len(self._paths) + 1)):
                 self._writes = False
@@ -158,12 +160,12 @@ class PackedCache:
             log.warning("packed experts are not kept for the next start: %s", error)
 
     def _remove_abandoned(self) -> None:
-        """What a process left that was killed while it wrote."""
+        """What a process left that was killed while it wrote, or before it gave the file its name."""
         before = time.time() - _ABANDONED
-        for partial in self.folder.glob(f"*{PARTIAL}"):
+        for unfinished in self.folder.glob(f"{_OWN}*"):
             with suppress(OSError):  # another process may have removed it
-                if partial.stat().st_mtime < before:
-                    partial.unlink()
+                if unfinished.stat().st_mtime < before:
+                    unfinished.unlink()
 
     def _has_room(self, needed: int) -> bool:
         """Makes room below the limit by removing other models, those first that were not used for longest."""

@@ -47,6 +47,27 @@ def test_agrees_with_torch_in_every_dtype_with_and_without_bias(
         assert _error(got, wanted) < TOLERANCE[backend] + (0.004 if dtype is torch.bfloat16 else 0)
 
 
+def _with_outliers(channels: int, inputs: int, seed: int) -> torch.Tensor:
+    """As trained weights are: heavier tails than normal (Student-t, 5 degrees of freedom), a few channels and inputs of
+    several times the usual size."""
+    generator = torch.Generator().manual_seed(seed)
+    normal = torch.randn(6, channels, inputs, generator=generator)
+    weight = normal[0] / normal[1:].square().mean(0).sqrt()
+    weight[torch.randperm(channels, generator=generator)[: channels // 64]] *= 4
+    weight[:, torch.randperm(inputs, generator=generator)[: inputs // 128]] *= 6
+    return weight * 0.02
+
+
+@pytest.mark.parametrize(("backend", "most"), [("INT4", 0.09), ("FP8", 0.04), ("INT8", 0.02), ("BF16", 0.006)])
+@pytest.mark.parametrize("inputs", [704, 2048])
+def test_weights_with_realistic_outliers_are_within_the_bars(backend: str, most: float, inputs: int) -> None:
+    weight = _with_outliers(256, inputs, seed=inputs)
+    x = torch.randn(64, inputs, generator=torch.Generator().manual_seed(1))
+    x[:, :: inputs // 4] *= 20  # outlier inputs, as a model's activations have them
+    error = _error(_made(weight, backend=backend).forward(x), x.double() @ weight.double().T)
+    assert most / 10 < error < most
+
+
 @pytest.mark.parametrize("shape", [(64,), (0, 64), (2, 0, 64), (2, 3, 64), (1, 2, 2, 64)])
 def test_any_leading_dimensions(shape: tuple[int, ...]) -> None:
     weight, bias = _matrix(40, 64)

@@ -6,6 +6,9 @@ import json
 import logging
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -267,13 +270,47 @@ def test_the_limit_removes_what_was_not_used_for_longest(
 def test_what_a_killed_process_left_half_written_goes(checkpoint: Path, cache: Path) -> None:
     KTransformer.from_pretrained(checkpoint, rules=_rules("INT8"), cache=cache)
     (folder,) = (cache / "experts").iterdir()
-    abandoned, written_now = (folder / f"{pid}-a.safetensors.partial" for pid in (1, 2))
-    for partial in (abandoned, written_now):
-        partial.write_bytes(b"half")
-    os.utime(abandoned, (0, 0))
+    half, whole, written_now = (folder / f".writing-{n}" for n in ("1-a.partial", "1-a", "2-a.partial"))
+    for file in (half, whole, written_now):
+        file.write_bytes(b"half")
+    for file in (half, whole):
+        os.utime(file, (0, 0))
     KTransformer.from_pretrained(checkpoint, rules=_rules("BF16"), cache=cache)
-    assert not abandoned.exists()
+    assert not half.exists()
+    assert not whole.exists()
     assert written_now.exists()
+
+
+_KILLED = """
+import os, signal, sys
+from ktransformers import KTransformer
+synced = 0
+def sync(descriptor):  # the second layer is written and has no name yet
+    global synced
+    synced += 1
+    if synced == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+os.fsync = sync
+replace = {"class": "KTransformersExperts", "kwargs": {"backend": "INT8"}}
+KTransformer.from_pretrained(sys.argv[1], [{"match": {"name": r"\\.experts$"}, "replace": replace}], cache=sys.argv[2])
+"""
+
+
+def test_a_loader_that_is_killed_leaves_a_cache_that_serves_what_is_whole(
+    checkpoint: Path, cache: Path, read: list[str], said: Callable[[], list[str]]
+) -> None:
+    command = [sys.executable, "-c", _KILLED, str(checkpoint), str(cache)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == -signal.SIGKILL, run.stderr
+    first, unfinished = sorted(_files(cache), key=lambda file: file.name.startswith(".writing-"))
+    assert unfinished.name.startswith(".writing-")
+    read.clear()
+    with_cache = _load(checkpoint, cache)
+    assert len(read) == 1  # the other layer was whole
+    assert said() == []
+    assert torch.equal(with_cache, _load(checkpoint, False))
+    assert first in _files(cache)
+    assert len([file for file in _files(cache) if not file.name.startswith(".writing-")]) == 2
 
 
 def test_kept_floats_are_read_and_nothing_is_cached(checkpoint: Path, cache: Path) -> None:
