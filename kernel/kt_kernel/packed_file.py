@@ -6,6 +6,7 @@ a copy of the whole; any safetensors reader opens it too.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -29,26 +30,40 @@ __all__ = [
     "save_packed",
 ]
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 PARTIAL = ".partial"
 """Ends the name of a file that is being written."""
 _MARK = "kt_format"
 _LARGEST_HEADER = 1 << 20
+_HASHED = 1 << 16  # a checkpoint of 200 files is known in some milliseconds
 _AGAIN = "convert the checkpoint again with this version's convert_cpu_weights.py"
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file that weights came from, as it was then: name, bytes, time of change in ns."""
+    """A file that weights came from, as it was then: name, bytes, time of change in ns, and the SHA-256 of its ends,
+    `_HASHED` bytes each: the header with all names and shapes, or most of it, and weights.
+    """
 
     name: str
     size: int
     modified: int
+    sha256: str
 
     @classmethod
     def of(cls, file: Path) -> Source:
         status = file.stat()
-        return cls(file.name, status.st_size, status.st_mtime_ns)
+        digest = hashlib.sha256()
+        with file.open("rb") as content:
+            digest.update(content.read(_HASHED))
+            content.seek(max(0, status.st_size - _HASHED))
+            digest.update(content.read(_HASHED))
+        return cls(file.name, status.st_size, status.st_mtime_ns, digest.hexdigest())
+
+    @property
+    def copy(self) -> tuple[int, str]:
+        """What a copy of the file has in common with it."""
+        return self.size, self.sha256
 
 
 @dataclass(frozen=True)

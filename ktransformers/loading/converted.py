@@ -20,7 +20,7 @@ class ConvertedFolder:
     def __init__(self, folder: Path, sources: Sequence[Source]) -> None:
         """`sources`: the checkpoint's files. Raises `CheckpointError` for a folder without packed experts."""
         self.folder = folder.expanduser()
-        self._sizes = {source.name: source.size for source in sources}
+        self._copies = {source.name: source.copy for source in sources}
         self._layers: dict[str, tuple[Path, PackedLayer]] = {}
         files = sorted(self.folder.glob("*.safetensors"))
         for file in files:
@@ -44,7 +44,7 @@ class ConvertedFolder:
                 f"{self.folder} has no packed experts for {slot.name} ({prefix}.…); it has {there}, …"
             )
         file, layer = self._layers[prefix]
-        if any(self._sizes.get(source.name) != source.size for source in layer.sources):
+        if any(self._copies.get(source.name) != source.copy for source in layer.sources):
             names = ", ".join(source.name for source in layer.sources)
             raise CheckpointError(
                 f"{file} was packed from other files than this checkpoint's ({names}): convert it again"

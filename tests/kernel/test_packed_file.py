@@ -72,7 +72,7 @@ def test_a_damaged_or_older_file_is_refused_with_what_to_do(checkpoint: Path, tm
         "has layout 0; this version reads": lambda: _damage(
             file, f'"layout": "{layout}"'.encode(), b'"layout": "%b"' % b"0".rjust(len(layout), b"0")
         ),
-        "has file format 9": lambda: _damage(file, b'"kt_format": "2"', b'"kt_format": "9"'),
+        "has file format 9": lambda: _damage(file, b'"kt_format": "3"', b'"kt_format": "9"'),
         "contradict": lambda: _damage(file, b'"shape": [4, ', b'"shape": [2, '),
         "metadata are damaged": lambda: _damage(file, b'\\"experts\\": 4', b'\\"experts\\": 0'),
         "damaged, truncated or no safetensors": lambda: file.write_bytes(good[:100]),

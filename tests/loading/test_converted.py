@@ -50,11 +50,12 @@ def test_another_format_than_the_rules_ask_for_is_refused(tmp_path: Path) -> Non
         KTransformer.from_pretrained(checkpoint, RULES, weights_path=tmp_path / "packed")
 
 
-def test_a_folder_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
-    convert(make_checkpoint(tmp_path / "one", vocab_size=300), tmp_path / "packed", "AMXINT8")
-    other = make_checkpoint(tmp_path / "two")
+@pytest.mark.parametrize("other", [{"vocab_size": 300}, {"seed": 1}], ids=["of another size", "of the same size"])
+def test_a_folder_of_another_checkpoint_is_refused(tmp_path: Path, other: dict[str, int]) -> None:
+    convert(make_checkpoint(tmp_path / "one", **other), tmp_path / "packed", "AMXINT8")
+    checkpoint = make_checkpoint(tmp_path / "two")
     with pytest.raises(CheckpointError, match="packed from other files"):
-        KTransformer.from_pretrained(other, RULES, weights_path=tmp_path / "packed")
+        KTransformer.from_pretrained(checkpoint, RULES, weights_path=tmp_path / "packed")
 
 
 def test_a_layer_that_is_missing_is_named(tmp_path: Path) -> None:
