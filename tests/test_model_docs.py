@@ -21,12 +21,14 @@ def test_every_snippet_of_the_page_runs(
     make_checkpoint(tmp_path / "Qwen3-Moe")
     monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     names: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, PAGE.name, "exec"), names)
     assert isinstance(names["text"], str)
-    assert "AMXINT8 → INT8 on" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "AMXINT8 → INT8 on" in out
+    assert names["layer"].passed
 
 
 def test_the_snippet_on_loading_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

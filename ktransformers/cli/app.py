@@ -14,6 +14,7 @@ from ktransformers.cli.plan import plan
 from ktransformers.cli.rules import rules_app
 from ktransformers.cli.run import run
 from ktransformers.cli.serve import serve
+from ktransformers.cli.verify import verify
 
 __all__ = ["app"]
 
@@ -29,6 +30,7 @@ app.command()(run)
 app.command()(chat)
 app.command()(serve)
 app.command()(plan)
+app.command()(verify)
 app.add_typer(rules_app, name="rules")
 app.command(**PASSED_ON)(convert)
 app.command()(doctor)
