@@ -58,6 +58,8 @@ def verify(model: nn.Module, report: Report, *, tokens: int = 64, seed: int = 0)
 
 def _check(name: str, layer: KTransformersExperts, format: str, tokens: int, draw: torch.Generator) -> LayerCheck:
     spec = layer.spec
+    if layer.options.prefill_threshold > 0:  # more tokens would not go where generation goes
+        tokens = min(tokens, layer.options.prefill_threshold)
     top_k = min(spec.top_k or _USUAL_TOP_K, spec.num_experts)
     rows = tokens * spec.num_experts if spec.is_presorted else tokens
     hidden = torch.randn(rows, spec.hidden_dim, generator=draw)

@@ -57,3 +57,15 @@ def test_without_floats_or_without_experts_it_says_so() -> None:
     report = ktransformers.inject(plain, [{"match": {"name": r"\.experts$"}, "replace": {"class": "default"}}])
     with pytest.raises(InjectionError, match="nothing to verify"):
         list(verify(plain, report))
+
+
+def test_what_generates_is_verified_not_what_takes_prompts() -> None:
+    model = models.make_qwen3_moe()
+    kwargs = {"backend": "INT8", "threads": 1, "prefill_op": "KExpertsTorch", "prefill_device": "cpu"}
+    rule = {"class": "KTransformersExperts", "kwargs": {**kwargs, "prefill_threshold": 8}}
+    report = ktransformers.inject(model, [{"match": {"name": r"\.experts$"}, "replace": rule}])
+    wrong = report.replacements[0].name
+    original = model.get_submodule(wrong).orig_module
+    with torch.no_grad():
+        original.down_proj.copy_(original.down_proj.flip(0))
+    assert [check.name for check in verify(model, report, tokens=64) if not check.passed] == [wrong]

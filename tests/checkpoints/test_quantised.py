@@ -60,8 +60,8 @@ def test_backend_auto_keeps_the_numbers_of_the_checkpoint(pair: tuple[Path, Path
             wanted = exact.model.get_submodule(name)(hidden, ids, weights)
             given = quantised.model.get_submodule(name)(hidden, ids, weights)
         # The weights are the very same, up to the twin's bf16; activations are rounded to 8 bits in groups, or to bf16.
-        # That is 1.3 to 1.55 % here.
-        assert (given - wanted).norm() / wanted.norm() < 0.017
+        # 8-bit weights lose more in the twin's bf16: up to 1.55 % here.
+        assert (given - wanted).norm() / wanted.norm() < (0.017 if pair[0].name == "gptq-8" else 0.015)
 
 
 def test_deepseek_v3_in_fp8(tmp_path: Path) -> None:

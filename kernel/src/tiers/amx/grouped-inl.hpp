@@ -79,7 +79,7 @@ template <std::size_t kRows, bool kMinimums>
   const char* row_scales = panel.rows.scales + 4 * s;
 #pragma GCC unroll 16
   for (std::size_t r = 0; r < kRows; ++r) {
-    const F row_scale = set1(float_at(row_scales + r / 4 * 4 * stride + r % 4 * stride));
+    const F row_scale = set1(float_at(row_scales + r * stride));
     sum[r] = add(sum[r], mul(mul(to_float(load_int(integers + r * kPanelChannels)), scale), row_scale));
   }
   if (!kMinimums || (s + 1) % panel.segments.count != 0) return;
@@ -87,7 +87,7 @@ template <std::size_t kRows, bool kMinimums>
   const char* factors = panel.rows.factors + 4 * group;
 #pragma GCC unroll 16
   for (std::size_t r = 0; r < kRows; ++r) {
-    sum[r] = add(sum[r], mul(minimum, set1(float_at(factors + r / 4 * 4 * stride + r % 4 * stride))));
+    sum[r] = add(sum[r], mul(minimum, set1(float_at(factors + r * stride))));
   }
 }
 
