@@ -266,18 +266,101 @@ TEST("grouped: traits that no layout has") {
                "bad_alloc");
 }
 
-// A group of weights as it is read back.
-std::vector<float> group_as_packed(const std::vector<float>& weights, bool minimums) {
-  const MatrixTraits traits{.format = Format::kInt4,
-                            .group = 32,
-                            .levels = minimums ? Levels::kUint4 : Levels::kNormal4,
-                            .minimums = minimums,
-                            .scales = kt::DType::kBf16};
-  std::vector<std::int8_t> values(32);
-  const kt::GroupScale chosen = kt::choose_group(traits, weights.data(), values.data());
+MatrixTraits nibbles(bool minimums, kt::DType scales) {
+  return {.format = Format::kInt4,
+          .group = 32,
+          .levels = minimums ? Levels::kUint4 : Levels::kNormal4,
+          .minimums = minimums,
+          .scales = scales};
+}
+
+// Some groups of weights as they are read back.
+std::vector<float> as_chosen(const MatrixTraits& traits, const std::vector<float>& weights) {
+  std::vector<std::int8_t> values(weights.size());
+  kt::GroupScale chosen[kt::kGroupsAtOnce];
+  kt::choose_groups(traits, weights.data(), weights.size() / traits.group, values.data(), chosen);
   std::vector<float> packed;
-  for (const std::int8_t value : values) packed.push_back(static_cast<float>(value) * chosen.scale + chosen.minimum);
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    const kt::GroupScale g = chosen[i / traits.group];
+    packed.push_back(static_cast<float>(values[i]) * g.scale + g.minimum);
+  }
   return packed;
+}
+
+std::vector<float> group_as_packed(const std::vector<float>& weights, bool minimums) {
+  return as_chosen(nibbles(minimums, kt::DType::kBf16), weights);
+}
+
+double squared_error(const std::vector<float>& weights, const std::vector<float>& packed) {
+  double error = 0;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    error += std::pow(static_cast<double>(packed[i]) - static_cast<double>(weights[i]), 2);
+  }
+  return error;
+}
+
+TEST("grouped: a group is packed the same beside any others, and alone") {
+  Random random{8};
+  for (const bool minimums : {false, true}) {
+    const MatrixTraits traits = nibbles(minimums, kt::DType::kF32);
+    std::vector<std::vector<float>> groups;
+    std::vector<float> all;
+    for (std::size_t g = 0; g < kt::kGroupsAtOnce; ++g) {
+      std::vector<float> weights = random.gaussians(32, std::ldexp(1.0f, 20 * static_cast<int>(g) - 40));
+      if (g == 2) std::fill(weights.begin(), weights.end(), 0.0f);
+      all.insert(all.end(), weights.begin(), weights.end());
+      groups.push_back(weights);
+    }
+    std::vector<float> alone;
+    for (const auto& weights : groups) {
+      const std::vector<float> packed = as_chosen(traits, weights);
+      alone.insert(alone.end(), packed.begin(), packed.end());
+    }
+    CHECK(as_chosen(traits, all) == alone);
+    all.resize(64);
+    alone.resize(64);
+    CHECK(as_chosen(traits, all) == alone);
+  }
+}
+
+// The best of 200 scales, each weight at the nearest level.
+double least_error(const std::vector<float>& weights) {
+  float most = 0;
+  for (const float w : weights) most = std::fabs(w) > std::fabs(most) ? w : most;
+  double least = HUGE_VAL;
+  for (int step = 0; step < 200; ++step) {
+    const float scale = most / -35.0f * (0.7f + 0.004f * static_cast<float>(step));
+    std::vector<float> packed;
+    for (const float w : weights) {
+      float best = 0;
+      for (const int v : numbers_of(Levels::kNormal4)) {
+        const float level = static_cast<float>(v) * scale;
+        if (std::fabs(level - w) < std::fabs(best - w)) best = level;
+      }
+      packed.push_back(best);
+    }
+    least = std::min(least, squared_error(weights, packed));
+  }
+  return least;
+}
+
+TEST("grouped: the scale that is chosen errs little more than the best one") {
+  Random random{9};
+  double chosen = 0, least = 0;
+  for (int g = 0; g < 200; ++g) {
+    const std::vector<float> weights = random.gaussians(32);
+    chosen += squared_error(weights, as_chosen(nibbles(false, kt::DType::kF32), weights));
+    least += least_error(weights);
+  }
+  CHECK(chosen < 1.05 * least);
+}
+
+TEST("grouped: weights far from 0 keep their differences where there are minimums") {
+  std::vector<float> weights(32), far(32);
+  for (std::size_t i = 0; i < 32; ++i) weights[i] = std::sin(static_cast<float>(i)), far[i] = 4096.0f + weights[i];
+  const std::vector<float> packed = as_chosen(nibbles(true, kt::DType::kF32), far);
+  // Half of a fifteenth of the range, and what fp32 adds at 4096.
+  for (std::size_t i = 0; i < 32; ++i) CHECK(std::fabs(packed[i] - far[i]) < 0.07f);
 }
 
 TEST("grouped: weights whose squares leave fp32 are packed as others are") {

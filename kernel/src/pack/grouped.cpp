@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "error.hpp"
@@ -40,23 +41,33 @@ Codes codes_of(Levels levels) {
   return codes;
 }
 
-// By a table: every weight is looked up, and with a search packing takes four times as long.
-unsigned code_of(Levels levels, std::int8_t value) {
+const Codes& codes(Levels levels) {
   static const std::array<Codes, 5> all = {codes_of(Levels::kInt4), codes_of(Levels::kUint4), codes_of(Levels::kE2m1),
                                            codes_of(Levels::kInt8), codes_of(Levels::kNormal4)};
-  return all[static_cast<std::size_t>(levels)][static_cast<std::uint8_t>(value)];
+  return all[static_cast<std::size_t>(levels)];
+}
+
+// A channel's 4 bytes of each panel row of a group (tiers/grouped-layout-inl.hpp).
+void put_bytes(const MatrixTraits& traits, std::byte* to, const std::int8_t* values) {
+  for (std::size_t k = 0; k < traits.group; k += 4, to += kRowBytes) std::memcpy(to, values + k, 4);
+}
+
+void put_nibbles(const MatrixTraits& traits, std::byte* to, const std::int8_t* values) {
+  const Codes& code = codes(traits.levels);
+  for (std::size_t k = 0; k < traits.group; k += 8, to += kRowBytes) {
+    for (std::size_t i = 0; i < 4; ++i) {
+      const auto low = static_cast<std::uint8_t>(values[k + i]), high = static_cast<std::uint8_t>(values[k + 4 + i]);
+      to[i] = static_cast<std::byte>(code[low] | code[high] << 4);
+    }
+  }
 }
 
 void put(const MatrixTraits& traits, std::byte* group, std::size_t channel, const std::int8_t* values, GroupScale g) {
-  for (std::size_t k = 0; k < traits.group; ++k) {
-    const Place place = place_of(traits, channel, k);
-    std::byte& byte = group[place.byte];
-    if (traits.format == Format::kInt8Grouped) {
-      byte = static_cast<std::byte>(values[k]);
-    } else {
-      const auto code = static_cast<std::byte>(code_of(traits.levels, values[k]));
-      byte = place.high ? (byte & std::byte{0x0f}) | code << 4 : (byte & std::byte{0xf0}) | code;
-    }
+  const Place place = place_of(traits, channel, 0);
+  if (traits.format == Format::kInt8Grouped) {
+    put_bytes(traits, group + place.byte, values);
+  } else {
+    put_nibbles(traits, group + place.byte, values);
   }
   std::byte* scales = group + 2 * group_panel_bytes(traits);
   write_scale(scales, traits.scales, channel, g.scale);
@@ -82,7 +93,7 @@ float checked_scale(const MatrixTraits& traits, const char* name, const char* wh
 }
 
 void check_level(const MatrixTraits& traits, const char* name, std::size_t channel, std::size_t k, std::int8_t value) {
-  if (traits.format == Format::kInt8Grouped || code_of(traits.levels, value) < 16) return;
+  if (traits.format == Format::kInt8Grouped || codes(traits.levels)[static_cast<std::uint8_t>(value)] < 16) return;
   throw WeightsValueError(place_text(name, "value", channel, k, "input") + " is " + std::to_string(value) +
                           ", which is none of the levels " + std::string(levels_name(traits.levels)));
 }
@@ -113,10 +124,15 @@ void pack_grouped(const MatrixLayout& matrix, const float* row, std::int8_t* val
   const MatrixTraits& traits = matrix.traits;
   // Weights and activations are both multiplied by the unnormalised H: the scale takes it back (a power of two).
   const float rotation = static_cast<float>(traits.rotation == 0 ? 1 : traits.rotation);
-  for (std::size_t g = 0; g < matrix.k_padded / traits.group; ++g) {
-    GroupScale chosen = choose_group(traits, row + g * traits.group, values);
-    chosen = {chosen.scale / rotation, chosen.minimum / rotation};
-    put(traits, block + g * group_bytes(traits), channel, values, chosen);
+  const std::size_t groups = matrix.k_padded / traits.group;
+  for (std::size_t first = 0; first < groups; first += kGroupsAtOnce) {
+    const std::size_t some = std::min(kGroupsAtOnce, groups - first);
+    GroupScale chosen[kGroupsAtOnce];
+    choose_groups(traits, row + first * traits.group, some, values, chosen);
+    for (std::size_t g = 0; g < some; ++g) {
+      put(traits, block + (first + g) * group_bytes(traits), channel, values + g * traits.group,
+          {chosen[g].scale / rotation, chosen[g].minimum / rotation});
+    }
   }
 }
 

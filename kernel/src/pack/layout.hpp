@@ -1,4 +1,5 @@
-// Where every byte of a packed layer lies. docs/architecture.md draws it; kLayoutVersion changes with any change here.
+// Where every byte of a packed layer lies. docs/architecture.md draws it; kLayoutVersion changes with any change here
+// and of the numbers that packing chooses: a file packed before and weights packed today must not differ.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +8,7 @@
 
 namespace kt {
 
-inline constexpr int kLayoutVersion = 2;
+inline constexpr int kLayoutVersion = 3;
 
 // Largest INT8 dot product: 255·127·K must stay below 2^31 for the tiers that offset activations to u8.
 inline constexpr std::size_t kMaxInt8Inputs = 65536;
