@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ktransformers import generation
 from ktransformers.checkpoints import Origin, open_origin
-from ktransformers.errors import CheckpointError, UndoError
+from ktransformers.errors import CheckpointError, InjectionError, UndoError
 from ktransformers.generation import Prompt
 from ktransformers.injection import Plan, Report, apply_plan, build_meta_model, make_plan
 from ktransformers.loading.config import KTransformersConfig
@@ -24,6 +24,7 @@ from ktransformers.operators.experts import KTransformersExperts
 from ktransformers.reinject import injected_matches, reinject
 from ktransformers.rules import RulesLike, load_rules
 from ktransformers.saving import guard_saving
+from ktransformers.verification import LayerCheck, verify
 
 __all__ = ["KTransformer", "inject"]
 
@@ -179,6 +180,16 @@ class KTransformer:
             self.report = self._apply(make_plan(ruleset, self.model))
         guard_saving()
         return self.report
+
+    def verify(self, *, tokens: int = 64, seed: int = 0) -> Iterator[LayerCheck]:
+        """Sends random tokens through each layer of experts that the last injection replaced, and through its float
+        original, which is read again, a layer at a time, where it was freed.
+
+        Raises `InjectionError` when no experts were replaced.
+        """
+        if self.report is None:
+            raise InjectionError("no rule replaced anything: there is nothing to verify")
+        return verify(self.model, self.report, floats=self._read_floats, tokens=tokens, seed=seed)
 
     @overload
     def generate(self, prompt: Prompt, *, stream: Literal[False] = False, **kwargs: Any) -> str: ...

@@ -12,6 +12,7 @@ from torch import nn
 from ktransformers.errors import InjectionError
 from ktransformers.injection.report import Report
 from ktransformers.operators.experts import KTransformersExperts
+from ktransformers.reinject import FloatSource
 
 __all__ = ["LayerCheck", "verify"]
 
@@ -38,25 +39,44 @@ class LayerCheck:
         return self.cosine >= self.least_cosine
 
 
-def verify(model: nn.Module, report: Report, *, tokens: int = 64, seed: int = 0) -> Iterator[LayerCheck]:
+def verify(
+    model: nn.Module, report: Report, *, floats: FloatSource | None = None, tokens: int = 64, seed: int = 0
+) -> Iterator[LayerCheck]:
     """Sends random tokens through each layer of experts that `report` replaced, and through its float original.
 
-    Raises `InjectionError` when there is no such layer, or its floats were freed: load with `keep_float=True`.
+    Floats that were freed come from `floats`, one layer's at a time. Raises `InjectionError` when there is no layer of
+    experts, or no way to its floats.
     """
     names = [entry.name for entry in report.replacements]
     layers = {name: module for name in names if isinstance(module := model.get_submodule(name), KTransformersExperts)}
     if not layers:
         raise InjectionError("no experts were replaced: there is nothing to verify")
     formats = {entry.name: entry.details.get("format", "") for entry in report.replacements}
-    for entry in report.replacements:
-        if entry.name in layers and not entry.floats_kept:
-            raise InjectionError(f"{entry.name}: its float weights were freed; load the model with keep_float=True")
+    for name, layer in layers.items():
+        if floats is None and not layer.has_float_weights:
+            raise InjectionError(f"{name}: its float weights were freed; load the model with keep_float=True")
     draw = torch.Generator().manual_seed(seed)
     for name, layer in layers.items():
-        yield _check(name, layer, formats[name], tokens, draw)
+        yield _check(name, layer, floats, formats[name], tokens, draw)
 
 
-def _check(name: str, layer: KTransformersExperts, format: str, tokens: int, draw: torch.Generator) -> LayerCheck:
+def _original(name: str, layer: KTransformersExperts, floats: FloatSource | None) -> nn.Module:
+    """What `layer` replaced, in fp32 and apart from the model."""
+    original: nn.Module = copy.deepcopy(layer.orig_module).float()
+    if not layer.has_float_weights:
+        assert floats is not None
+        floats(name, original)
+    return original
+
+
+def _check(
+    name: str,
+    layer: KTransformersExperts,
+    floats: FloatSource | None,
+    format: str,
+    tokens: int,
+    draw: torch.Generator,
+) -> LayerCheck:
     spec = layer.spec
     if layer.options.prefill_threshold > 0:  # more tokens would not go where generation goes
         tokens = min(tokens, layer.options.prefill_threshold)
@@ -68,8 +88,7 @@ def _check(name: str, layer: KTransformersExperts, format: str, tokens: int, dra
     routing = () if spec.is_presorted else (ids, weights)
     with torch.inference_mode():
         given = layer(hidden.to(spec.dtype), *routing).double().cpu()
-        original = copy.deepcopy(layer.orig_module).float()
-        wanted = original(hidden.to(spec.dtype).float(), *routing).double().cpu()
+        wanted = _original(name, layer, floats)(hidden.to(spec.dtype).float(), *routing).double().cpu()
     cosine = torch.nn.functional.cosine_similarity(given.flatten(), wanted.flatten(), dim=0).item()
     error = ((given - wanted).norm() / wanted.norm()).item()
     least = min((LEAST_COSINE.get(each, _TORCH) for each in format.split("+")), default=_TORCH)

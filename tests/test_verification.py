@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import ktransformers
 from ktransformers.errors import InjectionError
 from ktransformers.verification import verify
 from tests import models
+from tests.checkpoints.gguf.writer import Wish, write_gguf
 
 
 def _injected(backend: str, build: Callable[..., Any] = models.make_qwen3_moe, **options: Any) -> tuple[Any, Any]:
@@ -47,6 +49,31 @@ def test_a_result_that_is_no_number_is_no_pass() -> None:
     with torch.no_grad():
         model.get_submodule(report.replacements[0].name).orig_module.down_proj.fill_(float("nan"))
     assert next(check.passed for check in verify(model, report)) is False
+
+
+@pytest.mark.parametrize("change", [False, True])
+def test_freed_floats_are_read_again_from_where_the_model_came_from(change: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    models.make_qwen3_moe(mlp_only_layers=[]).save_pretrained(folder)
+    loaded = ktransformers.KTransformer.from_pretrained(folder, "auto", threads=1)
+    if change:  # what runs is then no longer what the files hold
+        models.make_qwen3_moe(mlp_only_layers=[], seed=1).save_pretrained(folder)
+    checks = list(loaded.verify(tokens=8))
+    assert len(checks) == 3
+    assert [check.passed for check in checks] == [not change] * 3
+    assert not any(parameter.device.type != "meta" for parameter in _originals(loaded.model))
+
+
+def _originals(model: Any) -> list[torch.nn.Parameter]:
+    names = [name for name, _ in model.named_modules() if name.endswith(".experts")]
+    return [parameter for name in names for parameter in model.get_submodule(name).orig_module.parameters()]
+
+
+def test_what_a_gguf_file_runs_in_is_what_is_verified(tmp_path: Path) -> None:
+    original = models.make_qwen3_moe(mlp_only_layers=[])
+    write_gguf(original, tmp_path / "model.gguf", Wish(types={"": "F32", "_exps": "Q8_0"}))
+    checks = list(ktransformers.KTransformer.from_pretrained(tmp_path / "model.gguf", "auto", threads=1).verify())
+    assert all("INT8_GROUPED" in check.runs and check.passed for check in checks), checks
 
 
 def test_without_floats_or_without_experts_it_says_so() -> None:

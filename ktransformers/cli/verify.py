@@ -9,7 +9,7 @@ import typer
 from ktransformers.cli.chosen_rules import choose_rules
 from ktransformers.cli.console import listen_to_logs, results, say
 from ktransformers.cli.failures import FAILED
-from ktransformers.cli.options import BackendName, Legacy, Model, Rules, Threads
+from ktransformers.cli.options import BackendName, Legacy, Model, Rules, Threads, WeightsPath
 
 __all__ = ["verify"]
 
@@ -20,22 +20,19 @@ def verify(
     backend: BackendName = None,
     threads: Threads = None,
     tokens: Annotated[int, typer.Option(min=1, help="Random tokens for each layer.")] = 64,
+    weights_path: WeightsPath = None,
     legacy: Legacy = False,
 ) -> None:
-    """Random tokens through each layer and through its float original, which stay in memory. Exit code 1 when a layer
-    is further from it than its format explains.
+    """Random tokens through each layer and through its float original, which is read again, a layer at a time. Exit
+    code 1 when a layer is further from it than its format explains.
     """
     listen_to_logs()
     from ktransformers import KTransformer
-    from ktransformers.errors import InjectionError
-    from ktransformers.verification import verify as check_layers
 
     chosen = choose_rules(model, rules, backend)
-    loaded = KTransformer.from_pretrained(model, chosen, threads=threads, keep_float=True, legacy=legacy)
-    if loaded.report is None:
-        raise InjectionError("no rule replaced anything: there is nothing to verify")
+    loaded = KTransformer.from_pretrained(model, chosen, threads=threads, weights_path=weights_path, legacy=legacy)
     bad = 0
-    for layer in check_layers(loaded.model, loaded.report, tokens=tokens):
+    for layer in loaded.verify(tokens=tokens):
         bad += not layer.passed
         verdict = "fine" if layer.passed else f"WRONG, at least {layer.least_cosine} is usual"
         figures = f"cosine {layer.cosine:.5f}, relative error {layer.relative_error:.3%}"
