@@ -56,11 +56,25 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
             "original_max_position_embeddings": 32,
         }
     ),
+    "gpt_oss with yarn of its own": lambda: make_gpt_oss(
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 16.0,
+            "beta_fast": 24.0,
+            "beta_slow": 2.0,
+            "attention_factor": 1.5,
+            "truncate": False,
+            "original_max_position_embeddings": 32,
+        }
+    ),
     "glm4_moe": make_glm4_moe,
     "granitemoe": make_granite_moe,
     "granitemoeshared": make_granite_moe_shared,
     "deepseek_v2": make_deepseek_v2,
-    "deepseek_v2, full query matrix, greedy": lambda: make_deepseek_v2(q_lora_rank=None, topk_method="greedy"),
+    "deepseek_v2, full query matrix, greedy": lambda: make_deepseek_v2(
+        q_lora_rank=None, topk_method="greedy", n_group=1, topk_group=1
+    ),
     "deepseek_v3": make_deepseek_v3,
     "deepseek_v3 with yarn": lambda: make_deepseek_v3(
         rope_parameters={

@@ -103,6 +103,14 @@ def test_everything_that_is_missing_is_said_at_once(tmp_path: Path) -> None:
     assert "'magic'" in text
 
 
+@pytest.mark.parametrize("key", ["attn_factor", "yarn_ext_factor"])
+def test_a_rope_scaling_that_transformers_does_not_have_is_refused(key: str, tmp_path: Path) -> None:
+    yarn = {"type": "yarn", "factor": 4.0, "original_context_length": 128, key: 0.5}
+    metadata = {f"rope.scaling.{name}": value for name, value in yarn.items()}
+    write_gguf(make_mixtral(num_hidden_layers=1), tmp_path / "model.gguf", Wish(metadata=metadata))
+    assert f"a rope scaling with {key} 0.5 is not read" in refusal(tmp_path / "model.gguf")
+
+
 def test_types_that_are_not_read_are_counted(sound: Path, tmp_path: Path) -> None:
     data = bytearray(sound.read_bytes())
     name = b"blk.0.ffn_gate_exps.weight"

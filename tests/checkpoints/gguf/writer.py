@@ -1,5 +1,6 @@
 """Writes tiny transformers models as GGUF files, as llama.cpp's converter would: its names (from the `gguf` package's
-tables), its metadata, its order of rows. What the package cannot quantise, `kquants` does.
+tables), its metadata, its order of rows. What the package cannot quantise, `kquants` does. `test_llama_cpp` holds this
+to files that the converter itself wrote.
 """
 
 from __future__ import annotations
@@ -133,12 +134,17 @@ def describe(config: Any) -> tuple[str, dict[str, Any]]:
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.layer_norm_rms_epsilon": float(getattr(config, "rms_norm_eps", 0.0)),
         "rope.freq_base": float(rope["rope_theta"]),
-        "vocab_size": config.vocab_size,
     }
+    if config.model_type in _SAY_VOCABULARY:
+        described["vocab_size"] = config.vocab_size
     if rope["rope_type"] in ("linear", "yarn"):
         described |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
     if rope["rope_type"] == "yarn":
         described["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+        kept = {"beta_fast": "beta_fast", "beta_slow": "beta_slow", "attention_factor": "attn_factor"}
+        described |= {
+            f"rope.scaling.yarn_{name}": float(rope[key]) for key, name in kept.items() if rope.get(key) is not None
+        }
         if rope.get("mscale_all_dim"):
             described["rope.scaling.yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
     return name, {**described, **more(config)}
@@ -186,12 +192,19 @@ def _routing(config: Any) -> dict[str, Any]:
 
 def _glm4_moe(config: Any) -> dict[str, Any]:
     rotated = int(config.head_dim * config.rope_parameters["partial_rotary_factor"])
-    return {**_keys(config), **_routing(config), "rope.dimension_count": rotated, "expert_gating_func": 2}
+    groups = {"expert_group_count": config.n_group, "expert_group_used_count": config.topk_group}
+    return {
+        **_keys(config),
+        **_routing(config),
+        **groups,
+        "rope.dimension_count": rotated,
+        "expert_gating_func": 2,
+        "nextn_predict_layers": 0,
+    }
 
 
 def _deepseek(config: Any) -> dict[str, Any]:
     sigmoid = config.model_type == "deepseek_v3"
-    grouped = config.n_group is not None and (sigmoid or config.topk_method != "greedy")
     return {
         **_routing(config),
         "attention.q_lora_rank": config.q_lora_rank,
@@ -204,8 +217,8 @@ def _deepseek(config: Any) -> dict[str, Any]:
         "attention.value_length_mla": config.v_head_dim,
         "rope.dimension_count": config.qk_rope_head_dim,
         "expert_gating_func": 2 if sigmoid else 1,
-        "expert_group_count": config.n_group if grouped else 1,
-        "expert_group_used_count": config.topk_group if grouped else 1,
+        "expert_group_count": config.n_group,
+        "expert_group_used_count": config.topk_group,
     }
 
 
@@ -230,8 +243,11 @@ def _starcoder2(config: Any) -> dict[str, Any]:
     return {"attention.layer_norm_epsilon": float(config.norm_epsilon), "attention.layer_norm_rms_epsilon": None}
 
 
+# The others' vocabulary is as large as their list of tokens.
+_SAY_VOCABULARY = ("llama", "mixtral", "deepseek_v2", "deepseek_v3", "granitemoe", "granitemoeshared")
+
 _DESCRIBED: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
-    "llama": ("llama", _head),
+    "llama": ("llama", lambda config: {**_head(config), **_keys(config)}),
     "mixtral": ("llama", _mixtral),
     "qwen2": ("qwen2", lambda _: {}),
     "qwen3": ("qwen3", _keys),
@@ -285,7 +301,7 @@ def _written(parameter: str, tensor: torch.Tensor, config: Any, names: gguf.Tens
     module = next((parameter.replace(a, b) for a, b in aliases.items() if a in parameter), parameter)
     written = names.get_name(module, try_suffixes=(".weight", ".bias"))
     assert written is not None, f"the gguf package has no name for {parameter}"
-    return [(written, tensor.squeeze())]
+    return [(written if "." in written.removeprefix("blk.").lstrip("0123456789.") else f"{written}.weight", tensor)]
 
 
 def _permuted(parameter: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:

@@ -107,7 +107,12 @@ def _yarn(facts: Facts, factor: float | None) -> dict[str, Any]:
     attention = facts.get("rope.scaling.attn_factor", 1.0)
     if attention != 1.0:
         facts.problems.append(f"a rope scaling with attn_factor {attention} is not read")
+    extrapolation = facts.get("rope.scaling.yarn_ext_factor", 1.0)
+    if extrapolation != 1.0:
+        facts.problems.append(f"a rope scaling with yarn_ext_factor {extrapolation} is not read")
+    factors = {"attention_factor": facts.get("rope.scaling.yarn_attn_factor")}
     return {
+        **{name: value for name, value in factors.items() if value is not None},
         "rope_type": "yarn",
         "factor": facts.need("rope.scaling.factor") if factor is None else factor,
         "original_max_position_embeddings": facts.need("rope.scaling.original_context_length"),
