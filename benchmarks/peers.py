@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # the peer's interpreter runs this file, too
+
+from benchmarks.contestant import Contestant, answer, ready
 
 Shape = tuple[int, int, int, int]
 """experts, top-k, hidden, intermediate"""
@@ -125,8 +127,7 @@ def _serve(name: str, shape: Shape, threads: int) -> None:
     build = _ours if name in OURS else _transformers if name in TRANSFORMERS else _kt_kernel
     forward = build(name, shape, threads)
     experts, top_k, hidden, _ = shape
-    sys.stdout.write("\n@ready\n")
-    sys.stdout.flush()
+    ready()
     for line in sys.stdin:
         ask = json.loads(line)
         generator = torch.Generator().manual_seed(ask["seed"])
@@ -139,46 +140,10 @@ def _serve(name: str, shape: Shape, threads: int) -> None:
                 start = time.perf_counter()
                 y = forward(x, ids, weights)
                 seconds += time.perf_counter() - start
-        answer = {"seconds": seconds / ask["calls"], "output": y[-1, :64].float().tolist()}
-        sys.stdout.write(f"@{json.dumps(answer)}\n")
-        sys.stdout.flush()
+        answer({"seconds": seconds / ask["calls"], "output": y[-1, :64].float().tolist()})
 
 
 # ---- the referee -----------------------------------------------------------------------------------------------------
-
-
-class Contestant:
-    """A worker process and its times."""
-
-    def __init__(self, name: str, python: str, arguments: list[str]) -> None:
-        self.name = name
-        self.times: dict[int, list[float]] = {}
-        command = [python, str(Path(__file__).resolve()), "--worker", name, *arguments]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        self._answer()
-        self._process.send_signal(signal.SIGSTOP)
-
-    def ask(self, tokens: int, calls: int, seed: int) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.send_signal(signal.SIGCONT)
-        self._process.stdin.write(json.dumps({"tokens": tokens, "calls": calls, "seed": seed}) + "\n")
-        self._process.stdin.flush()
-        answer = self._answer()
-        self._process.send_signal(signal.SIGSTOP)
-        return dict(json.loads(answer))
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:  # peers print of their own accord: only lines with our mark count
-            if line.startswith("@"):
-                return line[1:]
-        raise RuntimeError(f"{self.name} ended without an answer (exit status {self._process.wait()})")
 
 
 @contextmanager
@@ -187,7 +152,8 @@ def _field(names: dict[str, str], arguments: list[str]) -> Iterator[list[Contest
     try:
         for name, python in names.items():
             try:
-                contestants.append(Contestant(name, python, arguments))
+                command = [python, str(Path(__file__).resolve()), "--worker", name, *arguments]
+                contestants.append(Contestant(name, command))
             except RuntimeError as error:
                 sys.stderr.write(f"left out: {error}\n")
         yield contestants
@@ -209,12 +175,12 @@ def _compete(contestants: list[Contestant], tokens: int, rounds: int) -> dict[st
         for contestant in contestants:
             if contestant.name.endswith("batched_mm") and tokens > _BATCHED_MOST_TOKENS:
                 continue
-            answer = contestant.ask(tokens, calls, round_number)
+            told = contestant.ask({"tokens": tokens, "calls": calls, "seed": round_number})
             if round_number == 0:
-                reference = reference or answer["output"]
-                errors[contestant.name] = _relative_error(answer["output"], reference)
+                reference = reference or told["output"]
+                errors[contestant.name] = _relative_error(told["output"], reference)
             else:
-                contestant.times.setdefault(tokens, []).append(answer["seconds"])
+                contestant.times.setdefault(tokens, []).append(told["seconds"])
     return errors
 
 
