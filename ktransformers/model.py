@@ -51,8 +51,12 @@ def inject(
         legacy: rules that decide nothing are warnings instead of errors, as an older file of upstream's may need.
 
     Returns the report: what was replaced by what; `undo()`.
-    Raises `RuleFileError`, `RuleMatchError` before anything is touched; `InjectionError` with the model as it was.
+    Raises `TypeError` for what is no model, `RuleFileError`, `RuleMatchError` before anything is touched;
+    `InjectionError` with the model as it was.
     """
+    if not isinstance(model, nn.Module):
+        hint = ": give its .model" if isinstance(model, KTransformer) else ""
+        raise TypeError(f"inject takes a loaded model, a torch.nn.Module; this is a {type(model).__name__}{hint}")
     plan = make_plan(rules_for(model, rules, threads), model, allow_dead=legacy)
     report = apply_plan(plan, model, keep_float=keep_float)
     guard_saving()

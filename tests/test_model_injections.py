@@ -226,3 +226,11 @@ def test_two_threads_that_inject_one_model_do_not_mix() -> None:
     head.undo()
     reports[0].undo()
     assert torch.equal(_logits(model), eager)
+
+
+def test_what_is_no_model_is_refused_by_its_type() -> None:
+    with pytest.raises(TypeError, match=r"inject takes a loaded model, a torch\.nn\.Module; this is a dict$"):
+        ktransformers.inject({"model": 1}, [EXPERTS])  # type: ignore[arg-type]
+    wrapped = ktransformers.KTransformer(models.make_qwen3_moe())
+    with pytest.raises(TypeError, match=r"this is a KTransformer: give its \.model"):
+        ktransformers.inject(wrapped, [EXPERTS])  # type: ignore[arg-type]

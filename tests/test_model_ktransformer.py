@@ -20,6 +20,9 @@ from tests.checkpoints.folders import make_checkpoint, rewrite
 
 EXPERTS = r"^model\.layers\..*\.mlp\.experts$"
 PROMPT = "Hello, world!"
+INT8_RULES: list[dict[str, Any]] = [
+    {"match": {"name": EXPERTS}, "replace": {"class": "KTransformersExperts", "kwargs": {"backend": "INT8"}}}
+]
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 
 
@@ -92,6 +95,19 @@ def test_another_backend_for_layers_that_run_on_one_already(checkpoint: Path, ke
     assert torch.equal(_logits(model), _logits(direct))
     experts = model.model.get_submodule("model.layers.1.mlp.experts")
     assert experts.has_float_weights == keep_float
+
+
+def test_a_relative_name_means_the_folder_of_the_time_it_was_given(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(checkpoint.parent)
+    model = KTransformer.from_pretrained(checkpoint.name, rules=INT8_RULES)
+    wanted = _logits(model)
+    models.save_with_tokenizer(models.make_qwen3_moe(seed=1), tmp_path / checkpoint.name)  # another model of that name
+    monkeypatch.chdir(tmp_path)
+    model.inject_expert_backend(EXPERTS, backend="BF16")
+    model.inject_expert_backend(EXPERTS, backend="INT8")
+    assert torch.equal(_logits(model), wanted)
 
 
 def test_each_undo_of_two_injections_restores_what_its_own_replaced(checkpoint: Path) -> None:

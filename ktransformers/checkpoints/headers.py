@@ -43,6 +43,7 @@ _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _LENGTH = struct.Struct("<Q")
 _LARGEST_HEADER = 100_000_000  # the limit of the format's own reader
+_SAMPLE = 64  # bytes that tell what a file without a header is
 
 
 ReadRows = Callable[[str, slice], torch.Tensor]
@@ -120,12 +121,14 @@ def read_headers(folder: Path) -> CheckpointFiles | None:
             return _read_without_index(unlisted)
         if any(folder.glob("*.bin")):
             return None
-        raise CheckpointError(f"{folder} holds no weights: neither {_SINGLE} nor {_INDEX}")
+        raise CheckpointError(f"{folder} holds no weights: neither {_SINGLE} nor {_INDEX}{_unfinished(folder)}")
     index = _read_index(folder / _INDEX)
     names = sorted(set(index.values()))
     absent = [name for name in names if not (folder / name).is_file()]
     if absent:
-        raise CheckpointError(f"{folder} lacks {len(absent)} of its {len(names)} weight files: {_first(absent)}")
+        raise CheckpointError(
+            f"{folder} lacks {len(absent)} of its {len(names)} weight files: {_first(absent)}{_unfinished(folder)}"
+        )
     files = read_files([folder / name for name in names])
     tensors = files.tensors
     lost = sorted(name for name in index if name not in tensors)
@@ -144,6 +147,7 @@ def read_files(paths: Sequence[Path]) -> CheckpointFiles:
 
 
 def _read_without_index(paths: Sequence[Path]) -> CheckpointFiles:
+    _file_headers(paths[0])  # before a file that cannot be read is asked more
     if is_packed(paths[0]):
         raise CheckpointError(
             f"{paths[0].parent} holds experts that were packed by `kt convert`, and no other weights: load the "
@@ -171,13 +175,21 @@ def _read_index(path: Path) -> dict[str, str]:
 
 
 def _file_headers(path: Path) -> dict[str, TensorHeader]:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(_LENGTH.size)
-        length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else 0
-        if not 0 < length <= min(_LARGEST_HEADER, size - _LENGTH.size):
-            raise CheckpointError(f"{path} is damaged or cut short: {size} bytes, and no whole header in them")
-        text = file.read(length)
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            start = file.read(_LENGTH.size)
+            length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else 0
+            if not 0 < length <= min(_LARGEST_HEADER, size - _LENGTH.size):
+                raise CheckpointError(_no_header(path, size, start + file.read(_SAMPLE)))
+            text = file.read(length)
+    except OSError as error:
+        if path.is_symlink() and not path.exists():
+            raise CheckpointError(
+                f"{path} is a link to {path.readlink()}, which is not there: its download was not finished or was "
+                "cleaned up, fetch it again"
+            ) from error
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     try:
         entries = {name: entry for name, entry in json.loads(text).items() if name != "__metadata__"}
         end = _LENGTH.size + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
@@ -189,6 +201,23 @@ def _file_headers(path: Path) -> dict[str, TensorHeader]:
             f"{path} is cut short: its header asks for {end} bytes, the file has {size}: copy it again"
         )
     return tensors
+
+
+def _no_header(path: Path, size: int, start: bytes) -> str:
+    """What a file without a header is instead, as far as its first bytes tell."""
+    if start.startswith(b"version https://git-lfs"):
+        return f"{path} is damaged: it is a git-lfs pointer to weights, not the weights: run `git lfs pull` there"
+    if start.lstrip().startswith(b"<"):
+        return f"{path} is damaged: it is a web page, such as a download that was refused leaves: fetch it again"
+    if size == 0:
+        return f"{path} is cut short: it has 0 bytes: fetch it again"
+    return f"{path} is damaged or cut short: {size} bytes, and no whole header in them: fetch it again"
+
+
+def _unfinished(folder: Path) -> str:
+    """A hint at downloads that were not finished, in the folder or where `hf download` keeps them."""
+    parts = [*folder.glob("*.incomplete"), *folder.glob(".cache/huggingface/download/*.incomplete")]
+    return f" ({len(parts)} unfinished downloads lie there: fetch it again)" if parts else ""
 
 
 def _first(names: list[str], count: int = 5) -> str:

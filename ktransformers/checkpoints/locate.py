@@ -18,7 +18,8 @@ __all__ = ["locate"]
 
 
 def locate(name_or_path: str | os.PathLike[str], *, cache_dir: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of a checkpoint, or the first file of a GGUF model.
+    """The folder of a checkpoint, or the first file of a GGUF model, as an absolute path: freed floats are read again
+    later, when the program may have changed its folder.
 
     A file or folder of that name wins over a model id. Ids are looked up in the local Hugging Face cache
     (`cache_dir`, or HF_HOME) only.
@@ -28,13 +29,13 @@ def locate(name_or_path: str | os.PathLike[str], *, cache_dir: str | os.PathLike
         raise CheckpointError("the name of the model is empty: give its folder, or a model id in the local cache")
     path = Path(name_or_path).expanduser()
     if (files := find_gguf(path)) is not None:
-        return files[0]
+        return files[0].absolute()
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise CheckpointError(
                 f"{path} is a folder without a config.json, so it is no model checkpoint{_files_hint(path)}"
             )
-        return path
+        return path.absolute()
     if path.is_file():
         raise CheckpointError(
             f"{path} is a file, and no GGUF file: give the folder that holds config.json and the weights"
@@ -49,11 +50,18 @@ def locate(name_or_path: str | os.PathLike[str], *, cache_dir: str | os.PathLike
     except (LocalEntryNotFoundError, HFValidationError, CacheNotFound, FileNotFoundError) as error:
         cache = Path(cache_dir) if cache_dir is not None else Path(huggingface_hub.constants.HF_HUB_CACHE)
         raise CheckpointError(
-            f"there is no model {name!r}: no folder {path.absolute()}, and no such model id in the cache {cache}"
+            f"there is no model {name!r}: no folder {_spelled_out(path)}, and no such model id in the cache {cache}"
             f"{_near(name, cache)}. Nothing is downloaded here: fetch it first, e.g. with `hf download {name}`."
         ) from error
     files = find_gguf(snapshot)
-    return snapshot if files is None else files[0]
+    return (snapshot if files is None else files[0]).absolute()
+
+
+def _spelled_out(path: Path) -> Path:
+    try:
+        return path.absolute()
+    except FileNotFoundError:  # the folder this process stands in was removed
+        return path
 
 
 def _near(name: str, cache: Path) -> str:

@@ -65,6 +65,7 @@ def chat(
     import torch
 
     from ktransformers.cli.conversation import Conversation
+    from ktransformers.generation import sampling
 
     template = read_template(chat_template)
     rule_set = choose_rules(model, rules, backend)
@@ -77,10 +78,8 @@ def chat(
         raise WrongInputError(
             "this model has no chat template: `kt run` continues plain text, --chat-template FILE gives it a template"
         )
-    options: dict[str, Any] = {}
-    if temperature is not None:
-        options = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
-    conversation = Conversation(loaded.model, tokenizer, system=system, max_new_tokens=max_new_tokens, **options)
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, **sampling(temperature)}
+    conversation = Conversation(loaded.model, tokenizer, system=system, **options)
     if _at_terminal():
         say(f"Ctrl-C stops an answer; {_help()}")
     for line in _lines():

@@ -53,6 +53,7 @@ def run(
     import torch
 
     from ktransformers.cli.clock import TokenClock
+    from ktransformers.generation import sampling
 
     rule_set = choose_rules(model, rules, backend)
     if seed is not None:
@@ -63,9 +64,7 @@ def run(
     announce(model, rule_set, threads=threads, context=context, legacy=legacy, verbose=verbose, force=force)
     loaded = load(model, rule_set, threads=threads, cache=cache, weights_path=weights_path, legacy=legacy)
     clock = TokenClock()
-    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "logits_processor": [clock]}
-    if temperature is not None:
-        options |= {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "logits_processor": [clock], **sampling(temperature)}
     try:
         pieces = loaded.stream(question, chat=chat, **options)
     except ValueError as error:  # no chat template, no prompt or no text

@@ -226,10 +226,13 @@ def _disagreements(config: Any, experts: int, hidden: int, intermediate: int) ->
 
 
 def _number(config: Any, names: tuple[str, ...]) -> int | None:
+    nothing = None
     for name in names:
         value = getattr(config, name, None)
         if isinstance(value, list | tuple) and value and all(isinstance(v, int) for v in value):
             return int(max(value))  # one number a layer in some families; scratch wants the largest
         if isinstance(value, int) and value > 0:
             return int(value)
-    return None
+        if isinstance(value, int) and not isinstance(value, bool):
+            nothing = int(value)  # counts only where no other name has a number
+    return nothing

@@ -104,10 +104,10 @@ class KTransformersExperts(BaseInjectedModule):
             spec = ExpertsSpec.from_module(orig_module)
         except KTransformersError as error:
             return [*problems, str(error)]
-        if spec.top_k is not None and spec.top_k > spec.num_experts:
+        if spec.top_k is not None and not 0 < spec.top_k <= spec.num_experts:
             problems.append(
                 f"the configuration sends each token to {spec.top_k} experts, and {spec.class_name} has "
-                f"{spec.num_experts}: one of the two is wrong in config.json"
+                f"{spec.num_experts}: one of the two is wrong in the configuration"
             )
         if kwargs.get("strict") is True and spec.unsupported and kwargs.get("generate_op") != "KExpertsTorch":
             problems.append(

@@ -6,6 +6,7 @@ import copy
 
 from transformers import GenerationConfig, LogitsProcessorList
 
+from ktransformers.generation import draws
 from ktransformers.server.errors import ApiError
 from ktransformers.server.processors import CountPenalty, NumbersOnly
 from ktransformers.server.schema import Request
@@ -63,7 +64,7 @@ def logits_processors(request: Request, prompt_tokens: int) -> LogitsProcessorLi
 def _samples(request: Request, config: GenerationConfig) -> bool:
     """A temperature decides, then `do_sample`; without them what only sampling can obey; else the model."""
     if request.temperature is not None:
-        return request.temperature > 0
+        return draws(request.temperature)
     if request.do_sample is not None:
         return request.do_sample
     narrowed = any(getattr(request, name) is not None for name in ("top_p", "top_k", "min_p"))

@@ -54,9 +54,38 @@ def test_a_file_cut_short_is_named_with_both_sizes(tmp_path: Path, kept: int) ->
         read_headers(tmp_path)
 
 
-def test_a_file_that_is_something_else_is_damaged(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n" * 9)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", r"damaged.*git lfs pull"),
+        (b"\n<!DOCTYPE html><html><title>Sign in</title></html>", r"damaged.*web page.*fetch it again"),
+        (b"", r"cut short: it has 0 bytes"),
+        (b"not weights at all", r"damaged.*18 bytes"),
+    ],
+)
+def test_a_file_that_is_something_else_is_told_by_its_first_bytes(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors is {words}"):
+        read_headers(tmp_path)
+
+
+def test_a_link_whose_target_was_not_fetched_says_so(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").symlink_to("../../blobs/4d7a")
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors is a link to \.\./\.\./blobs/4d7a, which is not there"
+    ):
+        read_headers(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["", ".cache/huggingface/download"])
+def test_unfinished_downloads_are_mentioned_where_weights_are_missing(tmp_path: Path, place: str) -> None:
+    (tmp_path / place).mkdir(parents=True, exist_ok=True)
+    (tmp_path / place / "model.safetensors.4d7a.incomplete").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"holds no weights.*\(1 unfinished downloads? lie"):
+        read_headers(tmp_path)
+    _make_sharded(tmp_path)
+    (tmp_path / "model-2.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"lacks 1 of its 2 weight files: model-2\.safetensors \(1 unfinished"):
         read_headers(tmp_path)
 
 

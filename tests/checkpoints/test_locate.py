@@ -43,7 +43,7 @@ def test_a_relative_name_and_a_home_are_understood(tmp_path: Path, monkeypatch: 
     (tmp_path / "Qwen3-Moe" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert locate("Qwen3-Moe") == Path("Qwen3-Moe")
+    assert locate("Qwen3-Moe") == tmp_path / "Qwen3-Moe"
     assert locate("~/Qwen3-Moe") == tmp_path / "Qwen3-Moe"
 
 
@@ -58,7 +58,7 @@ def test_a_folder_wins_over_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "Qwen3-Moe").mkdir()
     (tmp_path / "Qwen3-Moe" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
-    assert locate("Qwen3-Moe", cache_dir=tmp_path / "cache") == Path("Qwen3-Moe")
+    assert locate("Qwen3-Moe", cache_dir=tmp_path / "cache") == tmp_path / "Qwen3-Moe"
 
 
 def test_an_unknown_name_says_where_it_was_looked_for_and_what_is_near(tmp_path: Path) -> None:

@@ -109,11 +109,12 @@ def test_a_variable_that_is_not_understood_is_found_before_weights_are_read(
     assert f"environment variable {variable} is {value!r}: it takes" in problems[0]
 
 
-def test_more_experts_a_token_than_there_are_is_found_before_weights_are_read() -> None:
+@pytest.mark.parametrize("count", [9, 0, -1])
+def test_more_experts_a_token_than_there_are_or_none_is_found_before_weights_are_read(count: int) -> None:
     module = make_experts().to("meta")
-    module.config.num_experts_per_tok = 9
+    module.config.num_experts_per_tok = count
     (problem,) = KTransformersExperts.check(key=KEY, orig_module=module, config=module.config, kwargs={})
-    assert problem.startswith("the configuration sends each token to 9 experts, and Qwen3MoeExperts has 8")
+    assert problem.startswith(f"the configuration sends each token to {count} experts, and Qwen3MoeExperts has 8")
 
 
 def test_a_tier_this_machine_lacks_is_a_problem_only_when_strict(monkeypatch: pytest.MonkeyPatch) -> None:

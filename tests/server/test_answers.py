@@ -105,6 +105,7 @@ def test_request_parameters_are_obeyed_and_temperature_0_is_greedy(server: Runni
     assert (
         first.choices[0].message.content
         == second.choices[0].message.content
+        == server.chat(**fields | {"temperature": 1e-300}).choices[0].message.content
         == _expected(server, "Once upon a time", 5)
     )
     newer = server.chat(max_tokens=None, max_completion_tokens=3)

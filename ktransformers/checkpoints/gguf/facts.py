@@ -1,10 +1,12 @@
 """What a GGUF file says about its model: metadata under the architecture's prefix, shapes of tensors, token ids.
 
-A key that is needed and absent is noted, and 1 stands for it, so that all that is missing can be said at once.
+A key that is needed and absent is noted, and 1 stands for it, so that all that is missing can be said at once. So is a
+number that cannot be.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -20,20 +22,28 @@ class Facts:
         self._checkpoint = checkpoint
         self.problems: list[str] = []
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """The value of `<architecture>.<key>`. A list that says the same for every layer counts as that value."""
+    def get(self, key: str, default: Any = None, *, least: int = 0) -> Any:
+        """The value of `<architecture>.<key>`. A list that says the same for every layer counts as that value.
+        A whole number below `least` is noted as a problem, and so is one that is not finite.
+        """
         value = self._checkpoint.metadata.get(f"{self._checkpoint.architecture}.{key}", default)
         if isinstance(value, list):
             if len(set(value)) != 1:
                 self._complain(f"{self._checkpoint.architecture}.{key} differs from layer to layer: {value[:8]}")
                 return 1
             value = value[0]
+        if isinstance(value, int) and value < least:
+            self._complain(f"{self._checkpoint.architecture}.{key} is {value}, which has to be {least} or more")
+            return least
+        if isinstance(value, float) and not math.isfinite(value):
+            self._complain(f"{self._checkpoint.architecture}.{key} is {value}, which is no number")
+            return 1.0
         # Numbers are stored in fp32; their shortest decimal spelling there is what the model's authors wrote.
         return float(str(np.float32(value))) if isinstance(value, float) else value
 
-    def need(self, key: str) -> Any:
+    def need(self, key: str, *, least: int = 0) -> Any:
         """As `get`; an absent key is noted as a problem."""
-        value = self.get(key)
+        value = self.get(key, least=least)
         if value is None:
             self._complain(f"the metadata lack {self._checkpoint.architecture}.{key}")
             return 1

@@ -101,7 +101,7 @@ def _parse(path: Path, size: int, data: mmap.mmap) -> GgufFile:
         info = _info(path, name, shape, kind, start + offset, problems)
         if info is not None:
             tensors[name] = info
-    problems += _beyond_the_end(path, size, tensors)
+    problems += _beyond_the_end(path, size, tensors) or _misplaced(path, start, alignment, tensors)
     return GgufFile(path, metadata, tensors, tuple(problems))
 
 
@@ -130,6 +130,18 @@ def _beyond_the_end(path: Path, size: int, tensors: dict[str, TensorInfo]) -> li
         f"{path} is cut short: it has {size} of {needed} bytes, and {len(beyond)} of its {len(tensors)} tensors lie "
         f"beyond its end: {', '.join(beyond[:5])}{more}: copy it again"
     ]
+
+
+def _misplaced(path: Path, start: int, alignment: int, tensors: dict[str, TensorInfo]) -> list[str]:
+    """What lies where no writer puts it: the numbers there are another tensor's."""
+    problems, end, before = [], start, ""
+    for tensor in sorted(tensors.values(), key=lambda tensor: tensor.offset):
+        if (tensor.offset - start) % alignment:
+            problems.append(f"{path.name} is damaged: {tensor.name} is not aligned to {alignment} bytes")
+        elif tensor.offset < end:
+            problems.append(f"{path.name} is damaged: {before} and {tensor.name} overlap")
+        end, before = max(end, tensor.offset + tensor.nbytes), tensor.name
+    return problems
 
 
 class _Cursor:

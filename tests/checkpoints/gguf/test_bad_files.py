@@ -111,6 +111,34 @@ def test_a_rope_scaling_that_transformers_does_not_have_is_refused(key: str, tmp
     assert f"a rope scaling with {key} 0.5 is not read" in refusal(tmp_path / "model.gguf")
 
 
+def test_numbers_that_no_model_has_are_named(tmp_path: Path) -> None:
+    wrong = {
+        "attention.head_count": 0,
+        "block_count": 0,
+        "rope.freq_base": float("nan"),
+        "attention.layer_norm_rms_epsilon": float("inf"),
+    }
+    write_gguf(make_mixtral(num_hidden_layers=1), tmp_path / "model.gguf", Wish(metadata=wrong))
+    text = refusal(tmp_path / "model.gguf")
+    assert "llama.attention.head_count is 0, which has to be 1 or more" in text
+    assert "llama.block_count is 0, which has to be 1 or more" in text
+    assert "llama.rope.freq_base is nan, which is no number" in text
+    assert "llama.attention.layer_norm_rms_epsilon is inf, which is no number" in text
+
+
+@pytest.mark.parametrize(
+    ("step", "words"), [(1, "blk.0.attn_q.weight is not aligned to 32 bytes"), (-32, "and blk.0.attn_q.weight overlap")]
+)
+def test_tensors_that_lie_in_one_another_are_not_read(sound: Path, tmp_path: Path, step: int, words: str) -> None:
+    data = bytearray(sound.read_bytes())
+    name = b"blk.0.attn_q.weight"
+    place = data.index(name) + len(name) + 4 + 2 * 8 + 4
+    (offset,) = struct.unpack_from("<Q", data, place)
+    struct.pack_into("<Q", data, place, offset + step)
+    (tmp_path / "model.gguf").write_bytes(data)
+    assert words in refusal(tmp_path / "model.gguf")
+
+
 def test_types_that_are_not_read_are_counted(sound: Path, tmp_path: Path) -> None:
     data = bytearray(sound.read_bytes())
     name = b"blk.0.ffn_gate_exps.weight"

@@ -50,14 +50,14 @@ class Architecture:
 
 def decoder_config(facts: Facts, model_type: str, **more: Any) -> dict[str, Any]:
     """What all decoders have in common; `more` is added, or replaces it."""
-    heads = facts.need("attention.head_count")
-    hidden = facts.need("embedding_length")
+    heads = facts.need("attention.head_count", least=1)
+    hidden = facts.need("embedding_length", least=1)
     return {
         "model_type": model_type,
         "vocab_size": facts.vocabulary(),
         "hidden_size": hidden,
         "intermediate_size": facts.get("feed_forward_length"),
-        "num_hidden_layers": facts.need("block_count"),
+        "num_hidden_layers": facts.need("block_count", least=1),
         "num_attention_heads": heads,
         "num_key_value_heads": facts.get("attention.head_count_kv", heads),
         "head_dim": facts.get("attention.key_length", facts.get("rope.dimension_count", hidden // heads)),

@@ -30,11 +30,11 @@ def _config(facts: Facts) -> dict[str, Any]:
     if gating not in (_SOFTMAX, _SIGMOID):
         facts.problems.append(f"expert_gating_func {gating} is not read; functions: 1 (softmax), 2 (sigmoid)")
     ahead = facts.get("nextn_predict_layers", 0)
-    heads = facts.need("attention.head_count")
+    heads = facts.need("attention.head_count", least=1)
     config = decoder_config(
         facts,
         "deepseek_v3" if gating == _SIGMOID else "deepseek_v2",
-        num_hidden_layers=facts.need("block_count") - ahead,
+        num_hidden_layers=facts.need("block_count", least=1) - ahead,
         num_key_value_heads=heads,  # the file says 1 where keys and values are stored compressed
         head_dim=rotated,
         intermediate_size=facts.need("feed_forward_length"),

@@ -21,7 +21,7 @@ def _config(facts: Facts) -> dict[str, Any]:
         facts,
         "glm4_moe",
         # The file counts the layers that predict further tokens; the decoder has none of them.
-        num_hidden_layers=facts.need("block_count") - ahead,
+        num_hidden_layers=facts.need("block_count", least=1) - ahead,
         num_mtp_layers=ahead,
         intermediate_size=facts.need("feed_forward_length"),
         moe_intermediate_size=facts.need("expert_feed_forward_length"),

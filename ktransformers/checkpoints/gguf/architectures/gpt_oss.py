@@ -12,7 +12,7 @@ __all__ = ["GPT_OSS"]
 
 
 def _config(facts: Facts) -> dict[str, Any]:
-    layers = facts.need("block_count")
+    layers = facts.need("block_count", least=1)
     rope = rope_parameters(facts)
     if rope["rope_type"] == "yarn":
         # Not in the file: the ends of the ramp are not rounded to whole dimensions (config.json of both models).

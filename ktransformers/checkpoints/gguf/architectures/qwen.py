@@ -39,7 +39,7 @@ def _qwen3_moe(facts: Facts) -> dict[str, Any]:
 
 def _mixture(facts: Facts) -> dict[str, Any]:
     sparse = set(facts.layers_with("ffn_gate_inp.weight"))
-    layers = facts.need("block_count")
+    layers = facts.need("block_count", least=1)
     return {
         "num_experts": facts.need("expert_count"),
         "num_experts_per_tok": facts.need("expert_used_count"),
