@@ -54,9 +54,7 @@ def inject(
     Raises `TypeError` for what is no model, `RuleFileError`, `RuleMatchError` before anything is touched;
     `InjectionError` with the model as it was.
     """
-    if not isinstance(model, nn.Module):
-        hint = ": give its .model" if isinstance(model, KTransformer) else ""
-        raise TypeError(f"inject takes a loaded model, a torch.nn.Module; this is a {type(model).__name__}{hint}")
+    _raise_unless_model(model)
     plan = make_plan(rules_for(model, rules, threads), model, allow_dead=legacy)
     report = apply_plan(plan, model, keep_float=keep_float)
     guard_saving()
@@ -264,3 +262,9 @@ class KTransformer:
                 "with token ids, or set .tokenizer"
             )
         return self.tokenizer
+
+
+def _raise_unless_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        hint = ": give its .model" if isinstance(model, KTransformer) else ""
+        raise TypeError(f"inject takes a loaded model, a torch.nn.Module; this is a {type(model).__name__}{hint}")

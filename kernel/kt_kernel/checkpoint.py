@@ -138,6 +138,9 @@ def _open_file(file: Path, stack: ExitStack) -> list[Entry]:
             shape = tuple(header.get_shape())
             entries.append(Entry(name, shape, _SAFETENSORS_DTYPES.get(dtype, dtype), str(file), _reader(handle, name)))
     except (SafetensorError, OSError) as error:
+        if not file.exists():
+            where = f" is a link to {file.readlink()}, which is not there" if file.is_symlink() else " was removed"
+            raise WeightsError(f"{file}{where}: fetch it again") from error
         size = file.stat().st_size
         raise WeightsError(f"{file} ({size} bytes) is damaged, truncated or no safetensors file: {error}") from error
     return entries

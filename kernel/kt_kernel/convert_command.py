@@ -73,12 +73,12 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         "--input",
         "--input-path",
         "-i",
-        type=Path,
+        type=_path,
         required=True,
         help="a .safetensors file, its index, or the checkpoint's folder",
     )
     parser.add_argument(
-        "--output", "-o", type=Path, required=True, help="folder for the packed files, made if not there"
+        "--output", "-o", type=_path, required=True, help="folder for the packed files, made if not there"
     )
     parser.add_argument(
         "--method",
@@ -101,6 +101,12 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         takes = {} if option in _WITH_VALUE else {"action": "store_true"}
         parser.add_argument(option, help=argparse.SUPPRESS, **takes)  # type: ignore[arg-type]
     return parser
+
+
+def _path(written: str) -> Path:
+    if not written:  # a shell variable that was never set; Path would take it for the folder we are in
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(written)
 
 
 def _method(written: str) -> str:

@@ -21,6 +21,7 @@ from kt_kernel.checkpoint import open_path
 from kt_kernel.contexts import resolve_threads, shared_context
 from kt_kernel.convertible import Convertible, find_convertible
 from kt_kernel.errors import BackendError, WeightsError
+from kt_kernel.folder_lock import alone_in
 from kt_kernel.model_config import ModelConfig
 from kt_kernel.packed_file import PARTIAL, PackedLayer, is_packed, open_packed, save_packed
 from kt_kernel.tier import choose_tier
@@ -118,7 +119,8 @@ def convert(
 
     Raises:
         BackendError, ConfigError: the method, or `threads`.
-        WeightsError: no experts, damaged or unusable weights, a folder that holds something else.
+        WeightsError: no experts, damaged or unusable weights, a folder that holds something else or that another run
+            writes into.
         OSError: the disk has too little room (said before anything is written), or a file cannot be written.
     """
     backend = parse_method(method)
@@ -126,6 +128,8 @@ def convert(
     source, output = source.expanduser(), output.expanduser()
     _check_output(source, output)
     with ExitStack() as stack:
+        if there := output.is_dir():
+            stack.enter_context(alone_in(output))
         entries = open_path(source, stack)
         layers = find_convertible(entries, str(source), ModelConfig.read(source), backend, rotate)
         jobs = [_Job(layer, output / f"{_file_name(layer.packed.prefix)}.safetensors") for layer in layers]
@@ -135,6 +139,8 @@ def convert(
         todo = [job for job in jobs if not job.done]
         _check_room(todo, output)
         output.mkdir(parents=True, exist_ok=True)
+        if not there:
+            stack.enter_context(alone_in(output))
         if todo:
             (output / MANIFEST).unlink(missing_ok=True)
         context = shared_context(count)
@@ -148,11 +154,11 @@ def convert(
             packed = job.layer.pack(context, tier)
             save_packed(job.path, packed, job.packed.prefix, job.packed.sources)
             del packed  # before the next layer takes its memory
-    if progress is not None:
-        progress(next(steps))
-    if source.is_dir():
-        _copy_companions(source, output)
-    nbytes = _write_manifest(jobs, backend, output)
+        if progress is not None:
+            progress(next(steps))
+        if source.is_dir():
+            _copy_companions(source, output)
+        nbytes = _write_manifest(jobs, backend, output)
     written = tuple(job.path.name for job in todo)
     kept = tuple(job.path.name for job in jobs if job not in todo)
     return Report(output, written, kept, nbytes)

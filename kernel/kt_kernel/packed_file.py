@@ -135,7 +135,9 @@ def save_packed(path: Path, packed: _ext.PackedExperts, prefix: str, sources: Se
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is None:  # of a write; it does not say where
+            error.filename = str(path)
         partial.unlink(missing_ok=True)
         raise
 

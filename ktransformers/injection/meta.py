@@ -49,7 +49,8 @@ def build_meta_model(
                         f"the configuration of {config.model_type} builds no model: {error}"
                     ) from error
             except Exception as error:
-                raise CheckpointError(f"the configuration of {config.model_type} builds no model: {error}") from error
+                why = f"{error} is not known" if isinstance(error, KeyError) else error
+                raise CheckpointError(f"the configuration of {config.model_type} builds no model: {why}") from error
     raise CheckpointError(f"transformers has no model for the configuration type {config.model_type!r}")
 
 
@@ -63,7 +64,8 @@ def load_config(source: str | os.PathLike[str], *, trust_remote_code: bool = Fal
     try:
         config = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, JSONDecodeError, …
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        lines = str(error).splitlines() or [type(error).__name__]
+        reason = " ".join(line.strip() for line in (lines[:2] if lines[0].endswith(":") else lines[:1]))
         raise CheckpointError(
             f"no readable configuration for {os.fspath(source)!r}: it is neither a folder with a sound config.json nor "
             f"a model in the local cache ({reason})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import typer
@@ -138,3 +139,18 @@ main()
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (run.returncode, run.stderr) == (130, "\nInterrupted.\n")
+
+
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", ">&-", "2>&-", "<&-"])
+def test_a_closed_stream_is_one_that_nobody_reads_and_never_a_file_of_ours(tmp_path: Path, closed: str) -> None:
+    script = (
+        "import os, sys; from ktransformers.cli import main; sys.argv[1:] = ['rules', 'list']\n"
+        "try: main()\n"
+        "except SystemExit as end: code = end.code\n"
+        f"with open({str(tmp_path / 'file')!r}, 'w') as file: os._exit(code if file.fileno() > 2 else 9)"
+    )
+    command = f'"$0" -c "$1" {closed}'
+    run = subprocess.run(["sh", "-c", command, sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0
+    assert ("Qwen3MoE" in run.stdout) == (">&- 2" not in closed and closed != ">&-")
+    assert not run.stderr

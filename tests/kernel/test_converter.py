@@ -222,10 +222,53 @@ def test_a_disk_that_fills_up_half_way_leaves_whole_files_only(
     with monkeypatch.context() as patched:
         patched.setattr(packed_file.os, "fsync", full)
         assert main(options) == 1
-    assert capsys.readouterr().err == "convert_cpu_weights.py: [Errno 28] No space left on device\n"
+    assert (
+        capsys.readouterr().err == f"convert_cpu_weights.py: [Errno 28] No space left on device: '{out / FILES[1]}'\n"
+    )
     assert sorted(file.name for file in out.iterdir()) == [FILES[0]]
     assert main(options) == 0
     assert _contents(out) == _contents(whole)
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_a_second_run_into_a_folder_is_refused_while_the_first_one_writes(
+    checkpoint: Path, tmp_path: Path, made: bool
+) -> None:
+    whole, out, refused = tmp_path / "whole", tmp_path / "out", []
+    convert(checkpoint, whole, "AMXINT8", threads=1)
+    if made:
+        out.mkdir()
+
+    def again(step: Step) -> None:
+        with pytest.raises(WeightsError, match=r"another run writes into .*out at this moment: wait for it"):
+            convert(checkpoint, out, "AMXBF16", threads=1)
+        refused.append(step)
+
+    convert(checkpoint, out, "AMXINT8", threads=1, progress=again)
+    assert len(refused) == len(FILES) + 1
+    assert _contents(out) == _contents(whole)
+    assert not convert(checkpoint, out, "AMXINT8", threads=1).written
+
+
+@pytest.mark.parametrize("option", ["--input", "--output"])
+def test_an_empty_path_is_not_the_current_folder(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    paths = {"--input": str(checkpoint), "--output": "out", option: ""}
+    with pytest.raises(SystemExit, match="2"):
+        main([part for pair in paths.items() for part in pair] + ["--method", "AMXINT8"])
+    assert f"argument {option}" in (error := capsys.readouterr().err)
+    assert "the path is empty" in error
+    assert not any(here.iterdir())
+
+
+def test_a_link_whose_target_was_not_fetched_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").symlink_to("../blobs/4d7a")
+    with pytest.raises(WeightsError, match=r"model\.safetensors is a link to \.\./blobs/4d7a, which is not there"):
+        convert(tmp_path, tmp_path / "out", "AMXINT8", threads=1)
 
 
 def test_a_terminal_shows_layers_rate_and_time_left(

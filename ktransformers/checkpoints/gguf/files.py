@@ -37,6 +37,8 @@ def find_gguf(name_or_path: str | os.PathLike[str]) -> list[Path] | None:
         if not found:
             raise CheckpointError(f"no file fits {path}")
         return _only(found, path)
+    if path.is_symlink():
+        raise CheckpointError(f"{path} is a link to {path.readlink()}, which is not there: fetch it again")
     # A part that is absent may belong to a set whose other parts are here: then that is what has to be said.
     if _PART.fullmatch(path.name) and any(path.parent.glob("*.gguf")):
         return _with_siblings(path)
