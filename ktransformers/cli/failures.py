@@ -22,6 +22,8 @@ WRONG_INPUT = 2
 DOES_NOT_FIT = 3
 INTERRUPTED = 130
 
+_NO_MEMORY = "can't allocate memory"  # torch's allocator has no type of its own for that
+
 _tracebacks = False
 
 
@@ -74,6 +76,9 @@ class Guarded(TyperGroup):
         except Exception as error:
             if _belongs_to_typer(error):
                 raise
+            if isinstance(error, RuntimeError) and _NO_MEMORY in str(error):
+                _show(error, f"Out of memory. {error}")
+                raise typer.Exit(FAILED) from None
             code = exit_code(error)
             text = str(error) if code else f"unexpected {type(error).__name__}: {error}"
             _show(error, text if _tracebacks or code else f"{text}\n`kt --debug …` shows where it happened.")

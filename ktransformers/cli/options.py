@@ -50,7 +50,15 @@ Temperature = Annotated[
     float | None,
     typer.Option(min=0.0, help="0 takes the likeliest token each time, more samples. Default: as the model says."),
 ]
-Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
+
+
+def _seed(value: int | None) -> int | None:
+    if value is not None and not -(1 << 63) <= value < 1 << 64:
+        raise typer.BadParameter("torch takes 64 bits: a number from -2^63 to 2^64 - 1")
+    return value
+
+
+Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.", callback=_seed)]
 ChatTemplate = Annotated[Path | None, typer.Option(help="A Jinja file in the place of the model's own chat template.")]
 WeightsPath = Annotated[
     Path | None, typer.Option(help="A folder that `kt convert` wrote of this model: experts are read from there.")

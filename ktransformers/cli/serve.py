@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 
+def _sendable(key: str | None) -> str | None:
+    if key is not None and (not key or key != key.strip()):
+        raise typer.BadParameter("no client can send a key that is empty or has blanks around it")
+    return key
+
+
 def serve(
     model: Model,
     rules: Rules = None,
@@ -43,7 +49,9 @@ def serve(
         int | None, typer.Option(min=2, help="Tokens of prompt and answer together. Default: as the model was made.")
     ] = None,
     chat_template: ChatTemplate = None,
-    api_key: Annotated[str | None, typer.Option(help="Answer only to clients that send this key.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="Answer only to clients that send this key.", callback=_sendable)
+    ] = None,
     enable_cors: Annotated[bool, typer.Option("--enable-cors", help="Let web pages of any origin ask.")] = False,
     weights_path: WeightsPath = None,
     cache: Cache = True,

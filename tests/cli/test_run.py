@@ -120,6 +120,7 @@ def test_chat_without_a_template_is_refused(kt: Kt, moe_folder: str) -> None:
         (("--max-new-tokens", "0"), "--max-new-tokens"),
         (("--threads", "0"), "--threads"),
         (("--temperature", "-1"), "--temperature"),
+        (("--seed", str(1 << 64)), "--seed"),
     ],
 )
 def test_a_wrong_option_is_refused_before_weights_are_read(

@@ -172,6 +172,14 @@ def test_an_address_of_another_machine_is_refused(kt: Kt) -> None:
     assert "192.0.2.1" in result.stderr
 
 
+@pytest.mark.parametrize("key", ["", "secret\n", " secret"])
+def test_a_key_that_no_client_can_send_is_refused(kt: Kt, key: str) -> None:
+    result = kt("serve", "no-model", "--api-key", key)
+    assert result.exit_code == 2
+    assert "--api-key" in result.stderr
+    assert "no client can send" in result.stderr.replace("\n", " ")
+
+
 def test_a_bad_rule_file_ends_it_at_once(kt: Kt, rule_file: Callable[[str], str]) -> None:
     bad = rule_file("- match:\n    name: 'nothing'\n  replace:\n    class: KTransformersExperts\n")
     result = kt("serve", "demo/model", "--rules", bad, "--port", "0")

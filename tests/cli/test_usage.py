@@ -89,6 +89,11 @@ def _run(command: typer.Typer, *arguments: str) -> tuple[int, str]:
         (InjectionError("layer 3 [of 4] failed"), 1, "error: layer 3 [of 4] failed"),
         (KeyboardInterrupt(), 130, "Interrupted."),
         (MemoryError("40 GiB for layer 3"), 1, "Out of memory. 40 GiB for layer 3"),
+        (
+            RuntimeError("[enforce fail] can't allocate memory: 4 bytes"),
+            1,
+            "error: Out of memory. [enforce fail] can't",
+        ),
         (ZeroDivisionError("by zero"), 1, "unexpected ZeroDivisionError: by zero"),
     ],
 )

@@ -41,13 +41,22 @@ def test_a_missing_or_damaged_configuration(tmp_path: Path, text: str | None) ->
         build_meta_model(tmp_path)
 
 
+def test_a_value_of_a_wrong_type_is_named_with_its_reason(tmp_path: Path) -> None:
+    Qwen3MoeConfig(num_hidden_layers=2).save_pretrained(tmp_path)
+    written = (tmp_path / "config.json").read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": "two"')
+    (tmp_path / "config.json").write_text(written)
+    with pytest.raises(CheckpointError, match=r"'num_hidden_layers': .*expected int, got str"):
+        build_meta_model(tmp_path)
+
+
 def test_a_model_that_is_neither_here_nor_in_the_cache() -> None:
     with pytest.raises(CheckpointError, match=r"'nobody/nothing'.*nor a model in the local cache"):
         build_meta_model("nobody/nothing")
 
 
 def test_a_configuration_that_contradicts_itself() -> None:
-    with pytest.raises(CheckpointError, match="the configuration of qwen3_moe builds no model"):
+    match = "the configuration of qwen3_moe builds no model: 'no_such_activation' is not known"
+    with pytest.raises(CheckpointError, match=match):
         build_meta_model(Qwen3MoeConfig(num_hidden_layers=1, hidden_act="no_such_activation"))
 
 

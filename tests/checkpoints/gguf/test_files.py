@@ -85,6 +85,12 @@ def test_a_file_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) ->
         find_gguf(tmp_path / "modl.gguf")
 
 
+def test_a_link_whose_target_was_not_fetched_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").symlink_to("../blobs/4d7a")
+    with pytest.raises(CheckpointError, match=r"model\.gguf is a link to \.\./blobs/4d7a, which is not there"):
+        find_gguf(tmp_path / "model.gguf")
+
+
 def test_files_without_an_ending_are_known_by_their_first_bytes(tmp_path: Path) -> None:
     (tmp_path / "sha256-0123").write_bytes(b"GGUF")
     assert find_gguf(tmp_path / "sha256-0123") == [tmp_path / "sha256-0123"]
