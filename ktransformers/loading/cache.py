@@ -13,8 +13,9 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -94,6 +95,7 @@ class PackedCache:
         self._paths: dict[str, Path] = {}
         """Of operators that were not here and are to be kept."""
         self._writes = True
+        self._unfinished: Future[None] | None = None
         self._maps = environment.CACHE_MAP.get()
 
     @staticmethod
@@ -139,12 +141,30 @@ class PackedCache:
             self._maps = _in_huge_pages(path)
         return self._maps
 
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around calls of `keep`: a file is written while the next operator packs, and at the end all are."""
+        with ThreadPoolExecutor(1, "kt-cache") as self._writer:
+            try:
+                yield
+            finally:
+                self._finish()
+
     def keep(self, slot: Slot) -> None:
         """Writes what an operator packed, unless there is no room for it and as much for each still to come."""
+        self._finish()  # how much room there is can be told only then
         wrapper = _wrapper(slot)
         if wrapper is None or not self._writes:
             return
         path = self._paths.pop(slot.name)
+        self._unfinished = self._writer.submit(self._write, wrapper, slot.name, path)
+
+    def _finish(self) -> None:
+        unfinished, self._unfinished = self._unfinished, None
+        if unfinished is not None:
+            unfinished.result()
+
+    def _write(self, wrapper: kt_kernel.MoEWrapper, name: str, path: Path) -> None:
         # Another process may write the same file: each has a name of its own until it is whole.
         own = path.with_name(f"{_OWN}{os.getpid()}-{path.name}")
         try:
@@ -153,7 +173,7 @@ class PackedCache:
                 return
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._remove_abandoned()
-            wrapper.save_packed(own, slot.name, self._sources)
+            wrapper.save_packed(own, name, self._sources)
             own.replace(path)
         except OSError as error:
             self._writes = False

@@ -107,7 +107,7 @@ class KTransformersQuantizer(HfQuantizer):
         kept, absent = (sum(map(cache.takes, slots)) for slots in (self._placed, missing))
         self.cache_note = f"cache: {kept - absent} of {kept} layers came packed from {cache.folder}"
         log.info("%s", self.cache_note)
-        with source.modules([slot.name for slot in missing]) as weights:
+        with source.modules([slot.name for slot in missing]) as weights, cache.writing():
             load_placed(missing, weights, keep_float=False, loaded=cache.keep)
 
     def _load_converted(self, folder: Path, source: WeightsSource) -> None:

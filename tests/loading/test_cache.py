@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from ktransformers import KTransformer
 from ktransformers.checkpoints import CheckpointSource
 from ktransformers.loading.cache import cache_folder
 from ktransformers.operators.experts import KTransformersExperts
+from ktransformers.operators.experts_cpu import KExpertsCPU
 from tests import models
 from tests.checkpoints.folders import make_checkpoint
 from tests.checkpoints.gguf.writer import Wish, write_gguf
@@ -245,6 +247,29 @@ def test_a_disk_that_is_full_half_way_is_one_line_and_leaves_nothing_half(
     (line,) = said()
     assert "No space left on device" in line
     assert _files(cache) == []
+
+
+def test_a_layer_is_written_while_the_next_one_packs(
+    checkpoint: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packing = threading.Semaphore(0)
+    load, sync = KExpertsCPU.load_from, os.fsync
+
+    def load_from(*arguments: Any) -> None:
+        packing.release()
+        load(*arguments)
+
+    def fsync(descriptor: int) -> None:
+        if len(_files(cache)) == 1:  # the first: packing it let one through, this waits for the second
+            assert packing.acquire(timeout=60)
+            assert packing.acquire(timeout=60), "nothing packs while the first layer is written"
+        sync(descriptor)
+
+    monkeypatch.setattr(KExpertsCPU, "load_from", load_from)
+    monkeypatch.setattr(os, "fsync", fsync)
+    _load(checkpoint, cache)
+    assert len(_files(cache)) == 2
+    assert not any(file.name.startswith(".writing-") for file in _files(cache))
 
 
 def test_the_limit_removes_what_was_not_used_for_longest(
