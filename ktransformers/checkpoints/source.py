@@ -7,7 +7,7 @@ every family's names and layouts on disk come out right, and what is in memory a
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -95,18 +95,21 @@ class CheckpointSource:
             if isinstance(self._files, DecodedFiles):
                 raw = self._files.raw.opened(stack)
                 stored = {name: partial(self._files.matrices, self._names[name], raw) for name in names}
-                yield (self._stored(name, parts[name], read, stored[name], stack) for name in names)
+                yield stack.enter_context(closing(self._stored(parts, read, stored)))
                 return
             jobs = (partial(self._read, read, name, part) for name in names for part in parts[name])
             reads = stack.enter_context(closing(read_ahead(jobs)))
             yield (CheckpointModule(self._twin.get_submodule(name), reads) for name in names)
 
     def _stored(
-        self, name: str, parts: Sequence[Part], read: ReadRows, stored: Stored, stack: ExitStack
-    ) -> CheckpointModule:
-        """A module whose weights may also be taken as they are stored; read ahead is then nothing beyond it."""
-        reads = stack.enter_context(closing(read_ahead(partial(self._read, read, name, part) for part in parts)))
-        return CheckpointModule(self._twin.get_submodule(name), reads, stored)
+        self, parts: Mapping[str, Sequence[Part]], read: ReadRows, stored: Mapping[str, Stored]
+    ) -> Generator[CheckpointModule]:
+        """Modules whose weights may also be taken as they are stored: nothing beyond one is read ahead, and what was
+        read of it goes when the next one is asked for.
+        """
+        for name, of_module in parts.items():
+            with closing(read_ahead(partial(self._read, read, name, part) for part in of_module)) as reads:
+                yield CheckpointModule(self._twin.get_submodule(name), reads, stored[name])
 
     def _parts(self, name: str) -> list[Part]:
         """A few experts each where the module's tensors allow it, else the module as a whole."""

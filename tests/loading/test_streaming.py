@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import ktransformers
 from ktransformers import KTransformer, KTransformersConfig
-from ktransformers.checkpoints import parts
+from ktransformers.checkpoints import CheckpointSource, parts
 from ktransformers.operators.experts import KTransformersExperts
 from tests import models
 from tests.checkpoints.folders import make_checkpoint, rewrite
+from tests.checkpoints.quantised import make_pair
 
 RULES: list[dict[str, Any]] = [
     {"match": {"name": r"\.experts$"}, "replace": {"class": "KTransformersExperts", "kwargs": {"backend": "INT8"}}}
@@ -82,6 +84,29 @@ def test_a_checkpoint_of_the_bare_model_without_the_head_s_prefix(tmp_path: Path
     wanted = _wanted(tmp_path)
     rewrite(tmp_path, lambda name: name.removeprefix("model."))
     assert torch.equal(_logits(_streamed(tmp_path)), wanted)
+
+
+@pytest.mark.parametrize("kind", ["float", "fp8"])
+@pytest.mark.usefixtures("part_bytes")
+def test_what_was_read_goes_when_it_is_packed_and_no_more_than_one_part_is_read_ahead(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_pair(tmp_path, "fp8", num_hidden_layers=6)
+    there: weakref.WeakSet[Any] = weakref.WeakSet()
+    counts: list[int] = []
+    read = CheckpointSource._read
+
+    def counted(self: CheckpointSource, *job: Any) -> Any:
+        result = read(self, *job)
+        there.add(result[1])
+        counts.append(len(there))
+        return result
+
+    monkeypatch.setattr(CheckpointSource, "_read", counted)
+    model = KTransformer.from_pretrained(tmp_path / kind, RULES).model
+    assert len(counts) >= len(_operators(model)) == 5
+    assert max(counts) <= 2
+    assert len(there) == 0
 
 
 def test_kept_floats_are_the_checkpoint_s(tmp_path: Path, part_bytes: int) -> None:
