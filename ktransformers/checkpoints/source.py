@@ -7,7 +7,7 @@ every family's names and layouts on disk come out right, and what is in memory a
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -95,21 +95,23 @@ class CheckpointSource:
             if isinstance(self._files, DecodedFiles):
                 raw = self._files.raw.opened(stack)
                 stored = {name: partial(self._files.matrices, self._names[name], raw) for name in names}
-                yield stack.enter_context(closing(self._stored(parts, read, stored)))
+                yield self._stored(parts, read, stored, stack)
                 return
             jobs = (partial(self._read, read, name, part) for name in names for part in parts[name])
             reads = stack.enter_context(closing(read_ahead(jobs)))
             yield (CheckpointModule(self._twin.get_submodule(name), reads) for name in names)
 
     def _stored(
-        self, parts: Mapping[str, Sequence[Part]], read: ReadRows, stored: Mapping[str, Stored]
-    ) -> Generator[CheckpointModule]:
+        self, parts: Mapping[str, Sequence[Part]], read: ReadRows, stored: Mapping[str, Stored], stack: ExitStack
+    ) -> Iterator[CheckpointModule]:
         """Modules whose weights may also be taken as they are stored: nothing beyond one is read ahead, and what was
         read of it goes when the next one is asked for.
         """
+        of_one = stack.enter_context(ExitStack())
         for name, of_module in parts.items():
-            with closing(read_ahead(partial(self._read, read, name, part) for part in of_module)) as reads:
-                yield CheckpointModule(self._twin.get_submodule(name), reads, stored[name])
+            of_one.close()
+            reads = of_one.enter_context(closing(read_ahead(partial(self._read, read, name, p) for p in of_module)))
+            yield CheckpointModule(self._twin.get_submodule(name), reads, stored[name])
 
     def _parts(self, name: str) -> list[Part]:
         """A few experts each where the module's tensors allow it, else the module as a whole."""

@@ -62,7 +62,24 @@ def make_pair(
     quantised = folder / method
     shutil.copytree(plain, quantised)
     save_file(stored, quantised / "model.safetensors", metadata={"format": "pt"})
-    path = quantised / "config.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps({**config, "quantization_config": CONFIGS[method]}))
+    _say(quantised, CONFIGS[method])
     return quantised, plain
+
+
+def make_mxfp4(folder: Path) -> Path:
+    """A gpt-oss as it is downloaded: blocks and scales for all experts, gate and up in turns, biases."""
+    path = models.save_with_tokenizer(models.make_gpt_oss(), folder)
+    tensors = load_file(path / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, inputs, channels = tensors.pop(name).shape
+        stored = [quantizers.mxfp4(channels, inputs, seed).tensors for seed in range(experts)]
+        tensors |= {f"{name}_{part}": torch.stack([each[part] for each in stored]) for part in ("blocks", "scales")}
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    _say(path, {"quant_method": "mxfp4"})
+    return path
+
+
+def _say(folder: Path, quantization_config: dict[str, Any]) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "quantization_config": quantization_config}))

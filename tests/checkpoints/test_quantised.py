@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from ktransformers import KTransformer
 from ktransformers.errors import CheckpointError
 from tests import models
-from tests.checkpoints.quantised import CONFIGS, make_pair
+from tests.checkpoints.quantised import CONFIGS, make_mxfp4, make_pair
 
 IDS = torch.arange(20).view(1, 20)
 
@@ -68,6 +70,35 @@ def test_deepseek_v3_in_fp8(tmp_path: Path) -> None:
     pair = make_pair(tmp_path, "fp8", models.make_deepseek_v3)
     quantised, plain = (KTransformer.from_pretrained(folder, rules=_rules("BF16")) for folder in pair)
     assert torch.equal(_logits(quantised), _logits(plain))
+
+
+def test_gpt_oss_in_mxfp4_is_what_transformers_decodes(tmp_path: Path) -> None:
+    quantised = make_mxfp4(tmp_path / "mxfp4")
+    plain = shutil.copytree(quantised, tmp_path / "float")
+    _change(plain, _decode_mxfp4)
+    config = json.loads((plain / "config.json").read_text())
+    del config["quantization_config"]
+    (plain / "config.json").write_text(json.dumps(config))
+    for rules in (_rules("BF16"), None):
+        ours, theirs = (KTransformer.from_pretrained(folder, rules=rules) for folder in (quantised, plain))
+        assert torch.equal(_logits(ours), _logits(theirs))
+    kept = KTransformer.from_pretrained(quantised, rules=_rules("auto"))
+    exact = KTransformer.from_pretrained(plain, dtype=torch.float32)
+    assert kept.report is not None
+    assert {entry.details["format"] for entry in kept.report.replacements} == {"INT4"}
+    hidden = torch.randn(48, 64, generator=torch.Generator().manual_seed(0))
+    ids, weights = torch.arange(96).reshape(48, 2) % 4, torch.full((48, 2), 0.5)
+    for name in [entry.name for entry in kept.report.replacements]:
+        with torch.inference_mode():
+            given, wanted = (m.model.get_submodule(name)(hidden, ids, weights) for m in (kept, exact))
+        assert (given - wanted).norm() / wanted.norm() < 0.02  # activations in 8 bits
+
+
+def _decode_mxfp4(tensors: dict[str, torch.Tensor]) -> None:
+    for blocks in [name for name in tensors if name.endswith("_blocks")]:
+        name = blocks.removesuffix("_blocks")
+        decoded = convert_moe_packed_tensors(tensors.pop(blocks), tensors.pop(f"{name}_scales"), dtype=torch.bfloat16)
+        tensors[name] = decoded.contiguous()
 
 
 def test_a_missing_scale_is_named(tmp_path: Path) -> None:

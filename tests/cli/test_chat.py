@@ -38,6 +38,7 @@ def test_each_line_of_a_pipe_is_a_turn_that_knows_those_before(kt: Kt, demo: KTr
     result = kt("chat", DEMO, *GREEDY, stdin="The king\n\nThe queen\n")
     assert result.exit_code == 0, result.stderr
     assert result.stdout == "".join(f"{answer}\n" for answer in _answers(demo, "The king", "The queen"))
+    assert "layers came packed from" in result.stderr  # the cache is on unless --no-cache
 
 
 def test_reset_forgets_and_the_system_message_stays(kt: Kt, demo: KTransformer) -> None:

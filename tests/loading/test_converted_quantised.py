@@ -18,8 +18,7 @@ from kt_kernel.packed_file import open_packed
 from ktransformers import KTransformer
 from tests import models
 from tests.checkpoints.folders import make_checkpoint
-from tests.checkpoints.quantised import CONFIGS, make_pair
-from tests.kernel import quantizers
+from tests.checkpoints.quantised import CONFIGS, make_mxfp4, make_pair
 
 OWN = {
     "fp8": "FP8",
@@ -29,19 +28,6 @@ OWN = {
     "compressed-tensors": "AMXINT4",
     "mxfp4": "AMXINT4",
 }
-
-
-def make_mxfp4(folder: Path) -> Path:
-    """A gpt-oss as it is downloaded: blocks and scales for all experts, gate and up in turns, biases."""
-    path = make_checkpoint(folder, models.make_gpt_oss)
-    tensors = load_file(path / "model.safetensors")
-    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
-        experts, inputs, channels = tensors.pop(name).shape
-        stored = [quantizers.mxfp4(channels, inputs, seed).tensors for seed in range(experts)]
-        tensors |= {f"{name}_{part}": torch.stack([each[part] for each in stored]) for part in ("blocks", "scales")}
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    _configure(path, quantization_config={"quant_method": "mxfp4"})
-    return path
 
 
 def _configure(folder: Path, **changes: Any) -> None:
