@@ -49,6 +49,12 @@ class Facts:
             return 1
         return value
 
+    def only(self, key: str, value: Any) -> None:
+        """A key that need not be there, and a problem where it says something else than what the model computes."""
+        said = self.get(key, value)
+        if said != value:
+            self._complain(f"{self._checkpoint.architecture}.{key} {said} is not read; the model computes with {value}")
+
     def token(self, which: str) -> int | None:
         """The id of the "bos", "eos", "padding", "eot", … token."""
         value = self._checkpoint.metadata.get(f"tokenizer.ggml.{which}_token_id")

@@ -127,6 +127,8 @@ def test_values_that_files_lack_are_those_of_the_models_not_defaults(tmp_path: P
     write_gguf(make_qwen2_moe(), tmp_path / "qwen2.gguf")
     assert load(tmp_path / "qwen3.gguf").config.norm_topk_prob is True
     assert load(tmp_path / "qwen2.gguf").config.norm_topk_prob is False
+    write_gguf(make_qwen2_moe(), tmp_path / "said.gguf", Wish(metadata={"expert_weights_norm": True}))
+    assert load(tmp_path / "said.gguf").config.norm_topk_prob is True
 
 
 @pytest.mark.parametrize("experts", [64, 160, 256, 384])

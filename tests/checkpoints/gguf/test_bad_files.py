@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,14 @@ from ktransformers.checkpoints.gguf import open_gguf
 from ktransformers.checkpoints.gguf.header import read_header
 from ktransformers.errors import CheckpointError
 from tests.checkpoints.gguf.writer import Wish, write_gguf
-from tests.models import make_deepseek_v3, make_llama_dense, make_mixtral
+from tests.models import (
+    make_deepseek_v3,
+    make_granite_moe,
+    make_llama_dense,
+    make_mixtral,
+    make_olmoe,
+    make_qwen3_moe,
+)
 
 
 def refusal(path: Path) -> str:
@@ -137,6 +146,15 @@ def test_tensors_that_lie_in_one_another_are_not_read(sound: Path, tmp_path: Pat
     struct.pack_into("<Q", data, place, offset + step)
     (tmp_path / "model.gguf").write_bytes(data)
     assert words in refusal(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("make", [make_mixtral, make_qwen3_moe, make_olmoe, make_granite_moe])
+def test_a_router_that_the_model_does_not_have_is_refused(make: Callable[..., Any], tmp_path: Path) -> None:
+    metadata = {"expert_gating_func": 2, "expert_weights_scale": 2.5}
+    write_gguf(make(mlp_only_layers=[]), tmp_path / "model.gguf", Wish(metadata=metadata))
+    text = refusal(tmp_path / "model.gguf")
+    assert "expert_gating_func 2 is not read; the model computes with 1" in text
+    assert "expert_weights_scale 2.5 is not read; the model computes with 1.0" in text
 
 
 def test_types_that_are_not_read_are_counted(sound: Path, tmp_path: Path) -> None:

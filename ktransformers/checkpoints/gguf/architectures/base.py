@@ -14,7 +14,18 @@ import torch
 
 from ktransformers.checkpoints.gguf.facts import Facts
 
-__all__ = ["Architecture", "Made", "TensorName", "decoder_config", "rope_parameters"]
+__all__ = [
+    "SIGMOID",
+    "SOFTMAX",
+    "Architecture",
+    "Made",
+    "TensorName",
+    "decoder_config",
+    "rope_parameters",
+    "softmax_router",
+]
+
+SOFTMAX, SIGMOID = 1, 2  # LLAMA_EXPERT_GATING_FUNC_TYPE_*
 
 
 @dataclass(frozen=True)
@@ -71,6 +82,12 @@ def decoder_config(facts: Facts, model_type: str, **more: Any) -> dict[str, Any]
         "pad_token_id": facts.token("padding"),
         **more,
     }
+
+
+def softmax_router(facts: Facts) -> None:
+    """Notes a problem where a file says that its router is another than a softmax whose weights are not scaled."""
+    facts.only("expert_gating_func", SOFTMAX)
+    facts.only("expert_weights_scale", 1.0)
 
 
 def rope_parameters(facts: Facts, **more: Any) -> dict[str, Any]:

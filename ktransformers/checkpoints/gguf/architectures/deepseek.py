@@ -7,13 +7,18 @@ from typing import Any
 
 import torch
 
-from ktransformers.checkpoints.gguf.architectures.base import Architecture, Made, decoder_config, rope_parameters
+from ktransformers.checkpoints.gguf.architectures.base import (
+    SIGMOID,
+    SOFTMAX,
+    Architecture,
+    Made,
+    decoder_config,
+    rope_parameters,
+)
 from ktransformers.checkpoints.gguf.architectures.names import DENSE, OUTSIDE
 from ktransformers.checkpoints.gguf.facts import Facts
 
 __all__ = ["DEEPSEEK2"]
-
-_SOFTMAX, _SIGMOID = 1, 2  # LLAMA_EXPERT_GATING_FUNC_TYPE_*
 
 # Files of before 2026 do not say how experts are grouped: (n_group, topk_group) by the number of experts, from the
 # config.json of DeepSeek-V2 (160), V2-Lite and Moonlight (64), V3 and R1 (256), Kimi K2 (384).
@@ -26,14 +31,14 @@ def _config(facts: Facts) -> dict[str, Any]:
     # Files with separate key and value matrices state the compressed sizes as key_length and value_length.
     key = facts.get("attention.key_length_mla", facts.need("attention.key_length"))
     # Absent from files of V2, written before there was another.
-    gating = facts.get("expert_gating_func", _SOFTMAX)
-    if gating not in (_SOFTMAX, _SIGMOID):
+    gating = facts.get("expert_gating_func", SOFTMAX)
+    if gating not in (SOFTMAX, SIGMOID):
         facts.problems.append(f"expert_gating_func {gating} is not read; functions: 1 (softmax), 2 (sigmoid)")
     ahead = facts.get("nextn_predict_layers", 0)
     heads = facts.need("attention.head_count", least=1)
     config = decoder_config(
         facts,
-        "deepseek_v3" if gating == _SIGMOID else "deepseek_v2",
+        "deepseek_v3" if gating == SIGMOID else "deepseek_v2",
         num_hidden_layers=facts.need("block_count", least=1) - ahead,
         num_key_value_heads=heads,  # the file says 1 where keys and values are stored compressed
         head_dim=rotated,
@@ -54,7 +59,7 @@ def _config(facts: Facts) -> dict[str, Any]:
         rope_parameters=_rope(facts),
         **_grouping(facts, experts, gating),
     )
-    return {**config, "num_mtp_layers": ahead} if gating == _SIGMOID else config
+    return {**config, "num_mtp_layers": ahead} if gating == SIGMOID else config
 
 
 def _grouping(facts: Facts, experts: int, gating: int) -> dict[str, Any]:
@@ -69,7 +74,7 @@ def _grouping(facts: Facts, experts: int, gating: int) -> dict[str, Any]:
         groups = _GROUPS[experts]
     method = "greedy" if groups[0] == 1 else "group_limited_greedy"
     named = {"n_group": groups[0], "topk_group": groups[1]}
-    return named if gating == _SIGMOID else {**named, "topk_method": method}
+    return named if gating == SIGMOID else {**named, "topk_method": method}
 
 
 def _rope(facts: Facts) -> dict[str, Any]:

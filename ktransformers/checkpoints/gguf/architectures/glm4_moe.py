@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ktransformers.checkpoints.gguf.architectures.base import Architecture, decoder_config, rope_parameters
+from ktransformers.checkpoints.gguf.architectures.base import SIGMOID, Architecture, decoder_config, rope_parameters
 from ktransformers.checkpoints.gguf.architectures.names import ATTENTION, DENSE, OUTSIDE
 from ktransformers.checkpoints.gguf.facts import Facts
 
@@ -14,9 +14,7 @@ __all__ = ["GLM4_MOE"]
 def _config(facts: Facts) -> dict[str, Any]:
     ahead = facts.get("nextn_predict_layers", 0)
     head = facts.need("attention.key_length")
-    gating = facts.get("expert_gating_func", 2)
-    if gating != 2:
-        facts.problems.append(f"expert_gating_func {gating}: glm4moe is read with 2 (sigmoid) only")
+    facts.only("expert_gating_func", SIGMOID)
     return decoder_config(
         facts,
         "glm4_moe",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ktransformers.checkpoints.gguf.architectures.base import Architecture, decoder_config
+from ktransformers.checkpoints.gguf.architectures.base import Architecture, decoder_config, softmax_router
 from ktransformers.checkpoints.gguf.architectures.names import ATTENTION, OUTSIDE, interleaved_heads, joined_rows
 from ktransformers.checkpoints.gguf.facts import Facts
 
@@ -12,6 +12,8 @@ __all__ = ["GRANITE_MOE"]
 
 
 def _config(facts: Facts) -> dict[str, Any]:
+    softmax_router(facts)
+    facts.only("expert_weights_norm", True)
     shared = facts.get("expert_shared_feed_forward_length", facts.size("ffn_gate_shexp.weight", 0))
     return decoder_config(
         facts,

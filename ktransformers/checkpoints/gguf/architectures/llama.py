@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ktransformers.checkpoints.gguf.architectures.base import Architecture, decoder_config
+from ktransformers.checkpoints.gguf.architectures.base import Architecture, decoder_config, softmax_router
 from ktransformers.checkpoints.gguf.architectures.names import ATTENTION, DENSE, OUTSIDE, interleaved_heads
 from ktransformers.checkpoints.gguf.facts import Facts
 
@@ -16,6 +16,8 @@ def _config(facts: Facts) -> dict[str, Any]:
     if not experts:
         biases = {"attention_bias": facts.has("blk.0.attn_q.bias"), "mlp_bias": facts.has("blk.0.ffn_up.bias")}
         return decoder_config(facts, "llama", intermediate_size=facts.need("feed_forward_length"), **biases)
+    softmax_router(facts)
+    facts.only("expert_weights_norm", True)
     return decoder_config(
         facts,
         "mixtral",

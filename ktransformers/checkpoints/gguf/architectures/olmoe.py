@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ktransformers.checkpoints.gguf.architectures.base import Architecture, decoder_config
+from ktransformers.checkpoints.gguf.architectures.base import Architecture, decoder_config, softmax_router
 from ktransformers.checkpoints.gguf.architectures.names import ATTENTION, OUTSIDE
 from ktransformers.checkpoints.gguf.facts import Facts
 
@@ -12,6 +12,7 @@ __all__ = ["OLMOE"]
 
 
 def _config(facts: Facts) -> dict[str, Any]:
+    softmax_router(facts)
     return decoder_config(
         facts,
         "olmoe",
@@ -19,8 +20,8 @@ def _config(facts: Facts) -> dict[str, Any]:
         num_experts=facts.need("expert_count"),
         num_experts_per_tok=facts.need("expert_used_count"),
         clip_qkv=facts.get("attention.clamp_kqv"),
-        # Not in the file. False in OLMoE-1B-7B (config.json), as llama.cpp computes it (src/models/olmoe.cpp).
-        norm_topk_prob=False,
+        # Not in most files. False in OLMoE-1B-7B (config.json), as llama.cpp computes it (src/models/olmoe.cpp).
+        norm_topk_prob=facts.get("expert_weights_norm", False),
     )
 
 

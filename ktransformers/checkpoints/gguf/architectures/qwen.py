@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ktransformers.checkpoints.gguf.architectures.base import Architecture, decoder_config
+from ktransformers.checkpoints.gguf.architectures.base import Architecture, decoder_config, softmax_router
 from ktransformers.checkpoints.gguf.architectures.names import ATTENTION, DENSE, OUTSIDE
 from ktransformers.checkpoints.gguf.facts import Facts
 
@@ -25,19 +25,21 @@ def _qwen2_moe(facts: Facts) -> dict[str, Any]:
         shared_expert_intermediate_size=facts.get(
             "expert_shared_feed_forward_length", facts.size("ffn_gate_shexp.weight", 0)
         ),
-        # Not in the file. False in Qwen1.5-MoE-A2.7B and Qwen2-57B-A14B (config.json), as llama.cpp computes them
+        # Not in most files. False in Qwen1.5-MoE-A2.7B and Qwen2-57B-A14B (config.json), as llama.cpp computes them
         # (src/models/qwen2moe.cpp: no normalisation).
-        norm_topk_prob=False,
+        norm_topk_prob=facts.get("expert_weights_norm", False),
     )
 
 
 def _qwen3_moe(facts: Facts) -> dict[str, Any]:
-    # Not in the file. True in all Qwen3 mixtures (config.json) and in llama.cpp (src/models/qwen3moe.cpp); the default
-    # of transformers' class is False.
-    return decoder_config(facts, "qwen3_moe", **_mixture(facts), norm_topk_prob=True)
+    # Not in most files. True in all Qwen3 mixtures (config.json) and in llama.cpp (src/models/qwen3moe.cpp); the
+    # default of transformers' class is False.
+    normalised = facts.get("expert_weights_norm", True)
+    return decoder_config(facts, "qwen3_moe", **_mixture(facts), norm_topk_prob=normalised)
 
 
 def _mixture(facts: Facts) -> dict[str, Any]:
+    softmax_router(facts)
     sparse = set(facts.layers_with("ffn_gate_inp.weight"))
     layers = facts.need("block_count", least=1)
     return {
