@@ -193,6 +193,59 @@ def test_killed_in_the_middle_the_same_command_finishes_the_work(tmp_path: Path,
     assert _contents(out) == _contents(whole)
 
 
+_KILLED_ANYWHERE = """
+import os, signal, sys
+from pathlib import Path
+import rich.console, rich.progress, safetensors, torch  # once, not in each child
+from kt_kernel.convert_command import main
+checkpoint, whole, out = map(Path, sys.argv[1:])
+
+def contents(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()} if folder.exists() else {}
+
+def run(fatal):
+    child = os.fork()
+    if child == 0:  # is killed where it opens, renames or removes something of the output for the `fatal`th time
+        count = 0
+        def hook(event, arguments):
+            nonlocal count
+            if event in ("open", "os.mkdir", "os.rename", "os.remove") and str(arguments[0]).startswith(str(here)):
+                count += 1
+                if count == fatal:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        sys.addaudithook(hook)
+        sys.stdout = open(os.devnull, "w")
+        options = ["--input", str(checkpoint), "--output", str(here), "--method", "AMXINT8", "--threads", "1"]
+        os._exit(main(options))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+wanted, point = contents(whole), 0
+while True:
+    point += 1
+    here = out / str(point)
+    status = run(point)
+    left = contents(here)
+    assert "kt_manifest.json" not in left or left == wanted, f"{point}: a folder that is not whole passes for one"
+    assert all(wanted.get(name) == data for name, data in left.items() if name.endswith(".safetensors")), point
+    if status == 0:
+        break
+    assert status == -signal.SIGKILL, f"{point}: {status}"
+    assert run(0) == 0, point
+    assert contents(here) == wanted, f"{point}: other bytes after the second run"
+print(point)
+"""
+
+
+def test_killed_anywhere_nothing_half_passes_for_whole_and_a_second_run_gives_the_same_bytes(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    convert(checkpoint, tmp_path / "whole", "AMXINT8", threads=1)
+    (tmp_path / "out").mkdir()
+    run = _run("-c", _KILLED_ANYWHERE, checkpoint, tmp_path / "whole", tmp_path / "out")
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) > 15  # three files, the manifest, what is copied; each opened, and most renamed
+
+
 def test_a_disk_without_room_is_refused_before_anything_is_written(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from kt_kernel import GateFormula, KernelError, MoEWrapper, WeightsError, _ext
 from kt_kernel.converter import convert
 from kt_kernel.layer_formats import LayerFormats
 from kt_kernel.packed_file import find_packed, map_packed, open_packed, read_packed
+from tests.kernel.layers import make_layer
 from tests.kernel.mixtral import FILES, LAYERS, PREFIXES, make_mixtral, make_wrapper
 
 
@@ -52,6 +55,27 @@ def test_a_file_packed_for_another_wrapper_is_refused(
     with pytest.raises(WeightsError, match=message):
         wrapper.load_weights(tmp_path / "out" / FILES[0])
     assert not wrapper.loaded
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="mapped pages are counted from Linux's /proc")
+def test_warming_up_brings_every_page_of_a_mapped_file_in(tmp_path: Path) -> None:
+    layer = make_layer(8, 256, 256)
+    tensors = {f"experts.{name}": torch.from_numpy(value) for name, value in layer.weights().items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    convert(tmp_path / "model.safetensors", tmp_path / "out", "AMXBF16", threads=1)
+    (file,) = (tmp_path / "out").glob("*.safetensors")
+    wrapper = MoEWrapper(layer.config(2), backend="BF16", threads=1)
+    wrapper.load_weights(file, mapped=True)
+    assert _mapped(file) < file.stat().st_size / 2
+    wrapper.warm_up()
+    assert _mapped(file) >= wrapper.nbytes
+
+
+def _mapped(file: Path) -> int:
+    """Bytes of a file that this process has in its page tables."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    found = [next(line for line in lines if line.startswith("Rss:")) for line in lines if line.endswith(str(file))]
+    return sum(int(line.split()[1]) * 1024 for line in found)
 
 
 def _damage(file: Path, old: bytes, new: bytes) -> None:
