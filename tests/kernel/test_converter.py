@@ -194,7 +194,7 @@ def test_killed_in_the_middle_the_same_command_finishes_the_work(tmp_path: Path,
 
 
 _KILLED_ANYWHERE = """
-import os, signal, sys
+import os, resource, signal, sys
 from pathlib import Path
 import rich.console, rich.progress, safetensors, torch  # once, not in each child
 from kt_kernel.convert_command import main
@@ -203,36 +203,50 @@ checkpoint, whole, out = map(Path, sys.argv[1:])
 def contents(folder):
     return {file.name: file.read_bytes() for file in folder.iterdir()} if folder.exists() else {}
 
-def run(fatal):
+def run(folder, events=0, size=0):
     child = os.fork()
-    if child == 0:  # is killed where it opens, renames or removes something of the output for the `fatal`th time
+    if child == 0:
         count = 0
         def hook(event, arguments):
             nonlocal count
-            if event in ("open", "os.mkdir", "os.rename", "os.remove") and str(arguments[0]).startswith(str(here)):
+            if event in ("open", "os.mkdir", "os.rename", "os.remove") and str(arguments[0]).startswith(str(folder)):
                 count += 1
-                if count == fatal:
+                if count == events:
                     os.kill(os.getpid(), signal.SIGKILL)
-        sys.addaudithook(hook)
         sys.stdout = open(os.devnull, "w")
-        options = ["--input", str(checkpoint), "--output", str(here), "--method", "AMXINT8", "--threads", "1"]
+        sys.addaudithook(hook)
+        if size:  # the kernel of the system ends the process when a file is to become larger
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        options = ["--input", str(checkpoint), "--output", str(folder), "--method", "AMXINT8", "--threads", "1"]
         os._exit(main(options))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-wanted, point = contents(whole), 0
-while True:
-    point += 1
-    here = out / str(point)
-    status = run(point)
-    left = contents(here)
-    assert "kt_manifest.json" not in left or left == wanted, f"{point}: a folder that is not whole passes for one"
-    assert all(wanted.get(name) == data for name, data in left.items() if name.endswith(".safetensors")), point
-    if status == 0:
-        break
-    assert status == -signal.SIGKILL, f"{point}: {status}"
-    assert run(0) == 0, point
-    assert contents(here) == wanted, f"{point}: other bytes after the second run"
-print(point)
+wanted = contents(whole)
+
+def killed(folder, **where):
+    status, left = run(folder, **where), contents(folder)
+    assert "kt_manifest.json" not in left or left == wanted, f"{where}: a folder that is not whole passes for one"
+    half = [name for name, data in left.items() if name.endswith(".safetensors") and wanted[name] != data]
+    assert not half, f"{where}: {half} pass for whole"
+    if status != 0:
+        assert status in (-signal.SIGKILL, -signal.SIGXFSZ), f"{where}: {status}"
+        assert run(folder) == 0, where
+        assert contents(folder) == wanted, f"{where}: other bytes after the second run"
+    return status != 0
+
+events = 1
+while killed(out / str(events), events=events):
+    events += 1
+largest = max(map(len, wanted.values()))
+for size in (1, 500, 2000, largest // 2, largest - 1):
+    folder = out / f"bytes-{size}"
+    assert killed(folder, size=size)
+assert len(wanted["kt_manifest.json"]) > 300
+(folder / "kt_manifest.json").unlink()
+assert killed(folder, size=300)  # only the manifest is to be written
+print(events)
 """
 
 

@@ -162,6 +162,20 @@ def test_a_file_that_does_not_fit_is_packed_anew_with_one_line(
     assert read == []
 
 
+def test_files_of_another_checkpoint_of_the_same_sizes_are_packed_anew(
+    checkpoint: Path, tmp_path: Path, cache: Path, said: Callable[[], list[str]]
+) -> None:
+    wanted = _load(checkpoint, cache)
+    ours = _files(cache)
+    _load(make_checkpoint(tmp_path / "other", seed=1), cache)
+    theirs = [file for file in _files(cache) if file not in ours]
+    for own, foreign in zip(ours, theirs, strict=True):
+        assert own.name == foreign.name
+        own.write_bytes(foreign.read_bytes())
+    assert torch.equal(_load(checkpoint, cache), wanted)
+    assert ["is packed anew" in line for line in said()] == [True, True]
+
+
 def test_a_changed_checkpoint_is_another_one(checkpoint: Path, cache: Path, read: list[str]) -> None:
     _load(checkpoint, cache)
     path = checkpoint / "model.safetensors"
