@@ -23,6 +23,8 @@ PROJECTIONS = {
 }
 BIAS = "_bias"
 """Ends the projection's name of a bias: `gate_bias`, `gate_up_bias`, …"""
+_ROUTER = "router."
+"""Begins the names of a module of its own that stands beside `input_linear` and `output_linear`."""
 _LOOKED_FOR = (
     "gate_proj, up_proj, down_proj or gate_up_proj, down_proj (one tensor for all experts), "
     "or N.gate_proj.weight, N.up_proj.weight, N.down_proj.weight (one for each expert; also w1, w3, w2)"
@@ -140,7 +142,8 @@ def choose_prefix(layers: Collection[str], looked_for: str, where: str, prefix: 
 def _refuse_leftovers(layer: Layer, entries: Iterable[Entry]) -> None:
     used = {entry.name for entry in (*layer.stacked.values(), *layer.single.values())}
     start = f"{layer.prefix}." if layer.prefix else ""
-    if leftovers := [entry.name for entry in entries if entry.name.startswith(start) and entry.name not in used]:
+    beside = [entry.name for entry in entries if entry.name.startswith(start) and entry.name not in used]
+    if leftovers := [name for name in beside if not name.removeprefix(start).startswith(_ROUTER)]:
         raise WeightsError(
             f"{layer.label}: {len(leftovers)} tensor(s) beside the experts' projections that the kernel would drop: "
             f"{_some(leftovers)}; it reads float weights and biases only, and the converter also what the config.json "

@@ -28,7 +28,9 @@ def _logits(model: KTransformer) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.parametrize("build", [models.make_qwen3_moe, models.make_mixtral, models.make_deepseek_v3])
+@pytest.mark.parametrize(
+    "build", [models.make_qwen3_moe, models.make_mixtral, models.make_deepseek_v3, models.make_granite_moe]
+)
 def test_experts_come_from_the_folder_with_equal_bits(build: Callable[..., Any], tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint", build)
     wanted = _logits(KTransformer.from_pretrained(checkpoint, RULES))
