@@ -4,6 +4,7 @@
 #include <cfenv>
 #include <chrono>
 #include <functional>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -87,6 +88,22 @@ TEST("pool: a phase begins when all of the one before is done") {
       run(pool, {write, read, Phase{0, 1, nullptr}, check});
       CHECK_EQ(wrong.load(), 0);
     }
+  }
+}
+
+// More threads than cores: most wake late, in the middle of a run, behind it or in one of the next.
+TEST("pool: short runs on the heels of each other, with threads that come late") {
+  ThreadPool pool(8);
+  for (std::size_t round = 0; round < 5000; ++round) {
+    std::vector<std::size_t> first(1 + round % 9), second(1 + round % 5);  // of this run alone, and plain
+    const Phase write{first.size(), 1, [&](std::size_t b, std::size_t e, std::size_t) {
+                        for (std::size_t i = b; i < e; ++i) first[i] = round;
+                      }};
+    const Phase add{second.size(), 1, [&](std::size_t b, std::size_t e, std::size_t) {
+                      for (std::size_t i = b; i < e; ++i) second[i] = std::accumulate(first.begin(), first.end(), i);
+                    }};
+    run(pool, {write, add});
+    for (std::size_t i = 0; i < second.size(); ++i) CHECK_EQ(second[i], round * first.size() + i);
   }
 }
 

@@ -62,11 +62,18 @@ bool ThreadPool::works_on(std::thread::id id) const {
 void ThreadPool::run(std::span<const Phase> phases) {
   if (phases.empty()) return;
   phases_ = phases;
-  next_ = std::vector<std::atomic<std::size_t>>(phases.size());
+  if (progress_.size() < phases.size()) progress_ = std::vector<Progress>(phases.size());
+  for (Progress& progress : progress_) {
+    progress.next.store(0, std::memory_order_relaxed);
+    progress.done.store(0, std::memory_order_relaxed);
+  }
+  finished_.store(0, std::memory_order_relaxed);
   failed_.store(false, std::memory_order_relaxed);
+  helpers_.store(0, std::memory_order_release);
   epoch_.fetch_add(1, std::memory_order_release);
   epoch_.notify_all();
   run_phases(0);
+  dismiss_helpers();
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
@@ -76,45 +83,71 @@ void ThreadPool::worker(std::size_t thread) {
   for (;;) {
     wait_until_changed(epoch_, seen);
     if (stopping_.load(std::memory_order_relaxed)) return;
-    ++seen;  // one run per change: run() returns only after every worker has passed the last barrier
+    seen = epoch_.load(std::memory_order_acquire);
+    if (!join()) continue;
     run_phases(thread);
+    leave();
+  }
+}
+
+bool ThreadPool::join() {
+  std::uint32_t helpers = helpers_.load(std::memory_order_relaxed);
+  while ((helpers & kClosed) == 0) {
+    if (helpers_.compare_exchange_weak(helpers, helpers + 1, std::memory_order_acquire)) return true;
+  }
+  return false;
+}
+
+void ThreadPool::leave() {
+  if (helpers_.fetch_sub(1, std::memory_order_release) - 1 == kClosed) helpers_.notify_all();
+}
+
+void ThreadPool::dismiss_helpers() {
+  std::uint32_t helpers = helpers_.fetch_or(kClosed, std::memory_order_acquire) | kClosed;
+  while (helpers != kClosed) {
+    wait_until_changed(helpers_, helpers);
+    helpers = helpers_.load(std::memory_order_acquire);
   }
 }
 
 void ThreadPool::run_phases(std::size_t thread) {
-  const std::size_t count = phases_.size();
-  for (std::size_t i = 0; i < count; ++i) {
-    run_items(phases_[i], next_[i], thread);
-    barrier();
+  for (std::uint32_t i = 0; i < phases_.size(); ++i) {
+    run_items(i, thread);
+    std::uint32_t finished = finished_.load(std::memory_order_acquire);
+    while (finished <= i) {
+      wait_until_changed(finished_, finished);
+      finished = finished_.load(std::memory_order_acquire);
+    }
+    if (finished == kGivenUp) return;
   }
 }
 
-void ThreadPool::run_items(const Phase& phase, std::atomic<std::size_t>& next, std::size_t thread) {
+void ThreadPool::run_items(std::uint32_t index, std::size_t thread) {
+  const Phase& phase = phases_[index];
+  Progress& progress = progress_[index];
+  if (phase.items == 0) finish(index);
   try {
-    std::size_t begin = next.load(std::memory_order_relaxed);
+    std::size_t begin = progress.next.load(std::memory_order_relaxed);
     while (begin < phase.items && !failed_.load(std::memory_order_relaxed)) {
       // Shrinking shares: long sequential streams first, single grains at the end to even out.
       const std::size_t share = std::max(phase.grain, (phase.items - begin) / (2 * threads()));
       const std::size_t end = std::min(phase.items, begin + share);
-      if (!next.compare_exchange_weak(begin, end, std::memory_order_relaxed)) continue;
+      if (!progress.next.compare_exchange_weak(begin, end, std::memory_order_relaxed)) continue;
       phase.work(begin, end, thread);
-      begin = next.load(std::memory_order_relaxed);
+      if (progress.done.fetch_add(end - begin, std::memory_order_acq_rel) + (end - begin) == phase.items) finish(index);
+      begin = progress.next.load(std::memory_order_relaxed);
     }
   } catch (...) {
     if (!failed_.exchange(true, std::memory_order_acq_rel)) error_ = std::current_exception();
+    finished_.store(kGivenUp, std::memory_order_release);
+    finished_.notify_all();
   }
 }
 
-void ThreadPool::barrier() {
-  if (workers_.empty()) return;
-  const std::uint32_t generation = generation_.load(std::memory_order_relaxed);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads()) {
-    arrived_.store(0, std::memory_order_relaxed);
-    generation_.fetch_add(1, std::memory_order_release);
-    generation_.notify_all();
-  } else {
-    wait_until_changed(generation_, generation);
-  }
+// Of an empty phase any thread may say so, and late: what was given up or went on stays so.
+void ThreadPool::finish(std::uint32_t index) {
+  std::uint32_t expected = index;
+  if (finished_.compare_exchange_strong(expected, index + 1, std::memory_order_acq_rel)) finished_.notify_all();
 }
 
 }  // namespace kt

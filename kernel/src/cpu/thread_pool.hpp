@@ -1,4 +1,5 @@
-// Worker threads that run phases together: every item of a phase is done before the next phase begins.
+// Worker threads that run phases together: every item of a phase is done before the next phase begins. A worker that
+// wakes late takes what is left; nobody waits for one that sleeps, or that the system has no core for.
 #pragma once
 
 #include <atomic>
@@ -34,18 +35,28 @@ class ThreadPool {
   void run(std::span<const Phase> phases);
 
  private:
+  struct alignas(64) Progress {        // a cache line: a phase's items are taken while the next one's are not
+    std::atomic<std::size_t> next{0};  // first item not yet taken
+    std::atomic<std::size_t> done{0};
+  };
+  static constexpr std::uint32_t kClosed = 1u << 31;
+  static constexpr std::uint32_t kGivenUp = UINT32_MAX;
+
   void worker(std::size_t thread);
+  bool join();
+  void leave();
+  void dismiss_helpers();
   void run_phases(std::size_t thread);
-  void run_items(const Phase& phase, std::atomic<std::size_t>& next, std::size_t thread);
-  void barrier();
+  void run_items(std::uint32_t index, std::size_t thread);
+  void finish(std::uint32_t index);
   void stop();
 
   std::vector<std::thread> workers_;
   std::span<const Phase> phases_;
-  std::vector<std::atomic<std::size_t>> next_;  // per phase: first item not yet taken
-  std::atomic<std::uint32_t> epoch_{0};         // a change wakes the workers
-  std::atomic<std::uint32_t> arrived_{0};
-  std::atomic<std::uint32_t> generation_{0};  // a change opens the barrier
+  std::vector<Progress> progress_;
+  std::atomic<std::uint32_t> epoch_{0};          // a change wakes the workers
+  std::atomic<std::uint32_t> helpers_{kClosed};  // workers in this run; closed to more between runs
+  std::atomic<std::uint32_t> finished_{0};       // phases of which all is done, or kGivenUp
   std::atomic<bool> stopping_{false};
   std::atomic<bool> failed_{false};
   std::exception_ptr error_;
