@@ -1,22 +1,27 @@
 """How long a model takes from its files to its first token, against transformers.
 
     python benchmarks/loading.py [--billions 1.3] [--rounds 3] [--folder FOLDER] [--backends INT8,INT4,BF16]
+                                 [--gguf MODEL.gguf] [--llama-completion /path/to/llama-completion]
 
 Makes a Qwen3-MoE of random bf16 weights. Every start is a process of its own, and starts alternate, so that a slow
 minute of the machine hits all of them. The checkpoint was just written, and lies in the page cache where memory is
 large enough: what is measured is work, not the disk. Seconds are counted from the call that loads to the end of a
-forward of one token, after the imports at the script's top; the peak is that of the whole process.
+forward of one token, after the imports at the script's top; the peak is that of the whole process. With `--gguf` that
+file takes the checkpoint's place, and llama.cpp takes part: there the seconds are of the whole process, which generates
+one token.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +61,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="for the checkpoint and the caches; default: a temporary one")
     parser.add_argument("--backends", default="INT8,INT4,BF16")
+    parser.add_argument("--gguf", type=Path, help="a model to load in the place of a checkpoint; backend auto")
+    parser.add_argument("--llama-completion", type=Path, help="llama.cpp's program, which loads the GGUF file, too")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="kt-loading-") as name:
-        checkpoint = make_checkpoint(Path(name) / "checkpoint", max(1, round(options.billions * 1e9 / _LAYER)))
-        rows = measure(checkpoint, Path(name), options.backends.split(","), options.rounds)
+        if options.gguf is not None:
+            rows = measure_gguf(options.gguf, Path(name), options.llama_completion, options.rounds)
+        else:
+            checkpoint = make_checkpoint(Path(name) / "checkpoint", max(1, round(options.billions * 1e9 / _LAYER)))
+            rows = measure(checkpoint, Path(name), options.backends.split(","), options.rounds)
     sys.stdout.write(table(rows) + "\n")
 
 
@@ -112,12 +122,37 @@ def measure(checkpoint: Path, folder: Path, backends: list[str], rounds: int) ->
     for _ in range(rounds):
         found.setdefault("transformers, bf16", []).append(_start(checkpoint, "transformers", None))
         for backend in backends:
-            cache = folder / f"cache-{backend}"
-            shutil.rmtree(cache, ignore_errors=True)
-            found.setdefault(f"{backend}, without the cache", []).append(_start(checkpoint, backend, None))
-            found.setdefault(f"{backend}, first start with it", []).append(_start(checkpoint, backend, cache))
-            found.setdefault(f"{backend}, second start", []).append(_start(checkpoint, backend, cache))
+            _three_starts(checkpoint, backend, folder, found)
     return found
+
+
+def measure_gguf(file: Path, folder: Path, llama: Path | None, rounds: int) -> dict[str, list[dict[str, Any]]]:
+    """As `measure`, of a GGUF file."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(rounds):
+        if llama is not None:
+            found.setdefault("llama.cpp", []).append(_llama(llama, file))
+        _three_starts(file, "auto", folder, found)
+    return found
+
+
+def _three_starts(model: Path, backend: str, folder: Path, found: dict[str, list[dict[str, Any]]]) -> None:
+    cache = folder / f"cache-{backend}"
+    shutil.rmtree(cache, ignore_errors=True)
+    found.setdefault(f"{backend}, without the cache", []).append(_start(model, backend, None))
+    found.setdefault(f"{backend}, first start with it", []).append(_start(model, backend, cache))
+    found.setdefault(f"{backend}, second start", []).append(_start(model, backend, cache))
+
+
+def _llama(program: Path, file: Path) -> dict[str, Any]:
+    started = time.perf_counter()
+    flags = ["-p", "a", "-n", "1", "-no-cnv", "--no-warmup"]
+    run = subprocess.Popen([program, "-m", file, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, used = os.wait4(run.pid, 0)
+    seconds = time.perf_counter() - started
+    if status != 0:
+        raise SystemExit(f"{program} did not load: status {status}")
+    return {"seconds": seconds, "peak": used.ru_maxrss * 1024}
 
 
 def _start(checkpoint: Path, backend: str, cache: Path | None) -> dict[str, Any]:
