@@ -22,7 +22,7 @@ from ktransformers.cli.options import (
     Verbose,
     WeightsPath,
 )
-from ktransformers.cli.startup import announce, load
+from ktransformers.cli.startup import announce, load, warm_up
 
 if TYPE_CHECKING:
     from ktransformers.server.served import ServedModel
@@ -74,6 +74,7 @@ def serve(
     with bind(host, port) as address:  # before minutes of loading: a port that is taken is known now
         announce(model, rule_set, threads=threads, context=max_context, legacy=legacy, verbose=verbose, force=force)
         loaded = load(model, rule_set, threads=threads, cache=cache, weights_path=weights_path, legacy=legacy)
+        warm_up(loaded)
         tokenizer = tokenizer_of(loaded, template)
         context = check_context(context_of(loaded.model, tokenizer), max_context)
         served = ServedModel(model.rstrip("/") or model, loaded.model, tokenizer, context=context)

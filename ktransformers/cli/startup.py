@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ktransformers import KTransformer
     from ktransformers.rules import RuleSet
 
-__all__ = ["announce", "load"]
+__all__ = ["announce", "load", "warm_up"]
 
 
 def announce(
@@ -62,3 +62,17 @@ def load(
     if note := getattr(getattr(loaded.model, "hf_quantizer", None), "cache_note", ""):
         say(note)
     return loaded
+
+
+def warm_up(loaded: KTransformer) -> None:
+    """For who is ready only when requests are answered at full speed: a second start has mapped its packed experts, and
+    read none of them.
+    """
+    from ktransformers.injection.progress import track
+    from ktransformers.operators.experts import KTransformersExperts
+
+    layers = [(name, m) for name, m in loaded.model.named_modules() if isinstance(m, KTransformersExperts)]
+    with track("Warming up", len(layers)) as done:
+        for name, layer in layers:
+            layer.warm_up()
+            done(name)

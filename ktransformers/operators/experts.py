@@ -142,6 +142,11 @@ class KTransformersExperts(BaseInjectedModule):
             return None
         return self._kernel.wrapper
 
+    def warm_up(self) -> None:
+        """Reads all packed weights once, so that the first tokens do not wait for pages of a mapped file."""
+        if self._kernel is not None:
+            self._kernel.wrapper.warm_up()
+
     def _say_notes(self) -> None:
         for note in self.spec.notes:
             warn_once(f"{self.key}: {note}; the tensors are followed.", key=f"{self.spec.class_name}: {note}")

@@ -23,6 +23,7 @@ pytest.importorskip("openai", reason="the server and its tests need the packages
 
 from openai import OpenAI
 
+from ktransformers.operators.experts import KTransformersExperts
 from ktransformers.server import packages
 from tests.cli.conftest import Kt
 
@@ -103,6 +104,15 @@ def test_it_serves_the_official_client_and_ends_on_sigterm(kt: Kt, moe_folder: s
     body = re.search(r"curl http://127.0.0.1:\d+/v1/chat/completions .* -d '(.*)'", example)
     assert body is not None
     assert json.loads(body[1])["model"] == moe_folder
+
+
+def test_before_it_is_ready_every_layer_was_read_once(kt: Kt, moe_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    warmed: list[str] = []
+    monkeypatch.setattr(KTransformersExperts, "warm_up", lambda layer: warmed.append(layer.key))
+    before: list[int] = []
+    _serve_until_used(kt, lambda _: before.append(len(warmed)), moe_folder, "--threads", "1")
+    assert warmed == [f"model.layers.{n}.mlp.experts" for n in range(1, 3)]
+    assert before == [2]
 
 
 def test_a_model_without_a_template_says_so_at_the_start(kt: Kt, moe_folder: str) -> None:
