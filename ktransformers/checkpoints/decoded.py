@@ -31,8 +31,11 @@ from ktransformers.checkpoints.headers import (
     read_headers,
 )
 from ktransformers.errors import CheckpointError
+from ktransformers.log import get_logger
 
 __all__ = ["DecodedFiles", "decoded", "open_files"]
+
+log = get_logger("checkpoints")
 
 _DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
@@ -128,6 +131,12 @@ def open_files(folder: Path, meta_model: PreTrainedModel, dtype: torch.dtype | N
         return None
     own = meta_model.config.dtype
     view = decoded(files, config, dtype or (own if isinstance(own, torch.dtype) else torch.bfloat16))
+    if not view.members:
+        log.warning(
+            "%s: config.json says that the weights are quantised (%s), and all tensors are floats: they are read so",
+            folder,
+            config.get("quant_method"),
+        )
     del meta_model.config.quantization_config
     return view
 

@@ -101,6 +101,17 @@ def _decode_mxfp4(tensors: dict[str, torch.Tensor]) -> None:
         tensors[name] = decoded.contiguous()
 
 
+def test_floats_under_a_configuration_that_says_otherwise_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    quantised, plain = make_pair(tmp_path, "gptq-8")
+    wanted = _logits(KTransformer.from_pretrained(plain))
+    assert "all tensors are floats" not in caplog.text
+    shutil.copy(quantised / "config.json", plain / "config.json")
+    assert torch.equal(_logits(KTransformer.from_pretrained(plain)), wanted)
+    assert "says that the weights are quantised (gptq), and all tensors are floats" in caplog.text
+
+
 def test_a_missing_scale_is_named(tmp_path: Path) -> None:
     quantised, _ = make_pair(tmp_path, "fp8")
     _change(quantised, lambda tensors: tensors.pop("model.layers.1.mlp.experts.3.up_proj.weight_scale_inv"))
