@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import subprocess
 import sys
 import time
@@ -113,7 +114,8 @@ class _Terminal:
         """Reads until `text` was shown after what was waited for before."""
         deadline = time.monotonic() + 120
         while text not in self.shown:
-            assert time.monotonic() < deadline, self.shown
+            readable, _, _ = select.select([self._ours], [], [], max(0.0, deadline - time.monotonic()))
+            assert readable, self.shown
             self.shown += os.read(self._ours, 65536).decode(errors="replace")
         self.shown = self.shown.partition(text)[2]
 

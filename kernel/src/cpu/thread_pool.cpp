@@ -139,7 +139,8 @@ void ThreadPool::run_items(std::uint32_t index, std::size_t thread) {
     }
   } catch (...) {
     if (!failed_.exchange(true, std::memory_order_acq_rel)) error_ = std::current_exception();
-    finished_.store(kGivenUp, std::memory_order_release);
+    // An exchange, as before every notify: a plain store may still be on its way when notify looks for who waits.
+    finished_.exchange(kGivenUp, std::memory_order_acq_rel);
     finished_.notify_all();
   }
 }
