@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from pathlib import Path
 from kt_kernel.errors import WeightsError
 
 __all__ = ["alone_in"]
+
+logger = logging.getLogger("kt_kernel")
 
 
 @contextmanager
@@ -26,8 +29,8 @@ def alone_in(folder: Path) -> Iterator[None]:
             raise WeightsError(
                 f"another run writes into {folder} at this moment: wait for it, or pass another folder"
             ) from None
-        except OSError:  # a file system without locks, such as some network ones: nothing there can tell
-            pass
+        except OSError as error:  # a file system without locks, such as some network ones
+            logger.warning("%s cannot be locked (%s): see to it that no other run writes there", folder, error.strerror)
         yield
     finally:
         os.close(descriptor)

@@ -31,11 +31,9 @@ from ktransformers.checkpoints.headers import (
     read_headers,
 )
 from ktransformers.errors import CheckpointError
-from ktransformers.log import get_logger
+from ktransformers.log import warn_once
 
 __all__ = ["DecodedFiles", "decoded", "open_files"]
-
-log = get_logger("checkpoints")
 
 _DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
@@ -132,10 +130,9 @@ def open_files(folder: Path, meta_model: PreTrainedModel, dtype: torch.dtype | N
     own = meta_model.config.dtype
     view = decoded(files, config, dtype or (own if isinstance(own, torch.dtype) else torch.bfloat16))
     if not view.members:
-        log.warning(
-            "%s: config.json says that the weights are quantised (%s), and all tensors are floats: they are read so",
-            folder,
-            config.get("quant_method"),
+        warn_once(  # the forecast and the loader both come here
+            f"{folder}: config.json says that the weights are quantised ({config.get('quant_method')}), and all "
+            "tensors are floats: they are read so"
         )
     del meta_model.config.quantization_config
     return view

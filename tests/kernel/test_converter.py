@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
 import shlex
@@ -315,6 +316,17 @@ def test_a_second_run_into_a_folder_is_refused_while_the_first_one_writes(
     assert len(refused) == len(FILES) + 1
     assert _contents(out) == _contents(whole)
     assert not convert(checkpoint, out, "AMXINT8", threads=1).written
+
+
+def test_a_folder_that_cannot_be_locked_is_written_and_that_is_said(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    assert convert(checkpoint, tmp_path / "out", "AMXINT8", threads=1).written
+    assert "out cannot be locked (No locks available)" in caplog.text
 
 
 @pytest.mark.parametrize("option", ["--input", "--output"])

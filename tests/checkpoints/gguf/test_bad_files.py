@@ -117,7 +117,7 @@ def test_a_rope_scaling_that_transformers_does_not_have_is_refused(key: str, tmp
     yarn = {"type": "yarn", "factor": 4.0, "original_context_length": 128, key: 0.5}
     metadata = {f"rope.scaling.{name}": value for name, value in yarn.items()}
     write_gguf(make_mixtral(num_hidden_layers=1), tmp_path / "model.gguf", Wish(metadata=metadata))
-    assert f"a rope scaling with {key} 0.5 is not read" in refusal(tmp_path / "model.gguf")
+    assert f"llama.rope.scaling.{key} 0.5 is not read; the model computes with 1.0" in refusal(tmp_path / "model.gguf")
 
 
 def test_numbers_that_no_model_has_are_named(tmp_path: Path) -> None:

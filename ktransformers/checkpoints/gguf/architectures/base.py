@@ -121,15 +121,9 @@ def rope_parameters(facts: Facts, **more: Any) -> dict[str, Any]:
 
 
 def _yarn(facts: Facts, factor: float | None) -> dict[str, Any]:
-    attention = facts.get("rope.scaling.attn_factor", 1.0)
-    if attention != 1.0:
-        facts.problems.append(f"a rope scaling with attn_factor {attention} is not read")
-    extrapolation = facts.get("rope.scaling.yarn_ext_factor", 1.0)
-    if extrapolation != 1.0:
-        facts.problems.append(f"a rope scaling with yarn_ext_factor {extrapolation} is not read")
-    factors = {"attention_factor": facts.get("rope.scaling.yarn_attn_factor")}
-    return {
-        **{name: value for name, value in factors.items() if value is not None},
+    facts.only("rope.scaling.attn_factor", 1.0)
+    facts.only("rope.scaling.yarn_ext_factor", 1.0)
+    rope = {
         "rope_type": "yarn",
         "factor": facts.need("rope.scaling.factor") if factor is None else factor,
         "original_max_position_embeddings": facts.need("rope.scaling.original_context_length"),
@@ -137,3 +131,5 @@ def _yarn(facts: Facts, factor: float | None) -> dict[str, Any]:
         "beta_fast": facts.get("rope.scaling.yarn_beta_fast", 32.0),
         "beta_slow": facts.get("rope.scaling.yarn_beta_slow", 1.0),
     }
+    attention = facts.get("rope.scaling.yarn_attn_factor")
+    return rope if attention is None else {**rope, "attention_factor": attention}
