@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +17,7 @@ import typer
 from ktransformers.cli.chat_template import read_template, tokenizer_of
 from ktransformers.cli.chosen_rules import choose_rules
 from ktransformers.cli.console import listen_to_logs, say
+from ktransformers.cli.ctrl_c import CtrlC
 from ktransformers.cli.failures import WrongInputError
 from ktransformers.cli.options import (
     BackendName,
@@ -82,18 +83,20 @@ def chat(
     conversation = Conversation(loaded.model, tokenizer, system=system, **options)
     if _at_terminal():
         say(f"Ctrl-C stops an answer; {_help()}")
-    for line in _lines():
-        if not _obey(line, conversation):
-            return
-        if not _COMMAND.fullmatch(line):
-            _take_turn(line, conversation, raw=raw)
+    ctrl_c = CtrlC()
+    with ctrl_c.ignored() if _at_terminal() else nullcontext():
+        for line in _lines(ctrl_c):
+            if not _obey(line, conversation):
+                return
+            if not _COMMAND.fullmatch(line):
+                _take_turn(line, conversation, ctrl_c, raw=raw)
 
 
 def _at_terminal() -> bool:
     return sys.stdin is not None and sys.stdin.isatty()
 
 
-def _lines() -> Iterator[str]:
+def _lines(ctrl_c: CtrlC) -> Iterator[str]:
     """What is said, line by line; empty ones left out."""
     if not _at_terminal():
         yield from (line for part in sys.stdin or () if (line := part.strip()))
@@ -102,7 +105,8 @@ def _lines() -> Iterator[str]:
         import readline  # noqa: F401 – arrow keys and a history for `input`
     while True:
         try:
-            line = input("> ").strip()
+            with ctrl_c.heard():
+                line = input("> ").strip()
         except EOFError:
             say("")
             return
@@ -127,17 +131,18 @@ def _help() -> str:
     return ", ".join(f"{name} {meaning}" for name, meaning in _COMMANDS.items())
 
 
-def _take_turn(text: str, conversation: Conversation, *, raw: bool) -> None:
+def _take_turn(text: str, conversation: Conversation, ctrl_c: CtrlC, *, raw: bool) -> None:
     try:
-        if raw:
-            prompt, ids = conversation.prompt(text)
-            say(f"the model reads: {prompt!r}")
-            say(f"as {len(ids)} tokens: {' '.join(map(str, ids))}")
-        for piece in conversation.answer(text):
-            sys.stdout.write(piece)
+        with ctrl_c.heard():
+            if raw:
+                prompt, ids = conversation.prompt(text)
+                say(f"the model reads: {prompt!r}")
+                say(f"as {len(ids)} tokens: {' '.join(map(str, ids))}")
+            for piece in conversation.answer(text):
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+            sys.stdout.write("\n")
             sys.stdout.flush()
-        sys.stdout.write("\n")
-        sys.stdout.flush()
     except WrongInputError as error:
         if not _at_terminal():
             raise  # a script is to end with the code of an error
