@@ -35,7 +35,7 @@ cpp_tests() (
     -DKT_BUILD_TESTS=ON -DKT_BUILD_PYTHON=OFF "${CMAKE_SWITCHES[@]}"
   step "Building the C++ tests" "$bin/cmake" --build "$build"
   local status=0
-  "$bin/ctest" --test-dir "$build" --output-on-failure || status=$?
+  "$bin/ctest" --test-dir "$build" --output-on-failure --parallel "$(nproc)" || status=$?
   executed record "$EXECUTED" native "$status" <"$build/Testing/Temporary/LastTest.log" || return 1
   return "$status"
 )
