@@ -5,7 +5,8 @@ model.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -14,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ktransformers import generation
-from ktransformers.checkpoints import Origin, open_origin
+from ktransformers.checkpoints import FloatSource, Origin, open_origin
 from ktransformers.errors import CheckpointError, InjectionError, UndoError
 from ktransformers.generation import Prompt
 from ktransformers.injection import Plan, Report, apply_plan, build_meta_model, make_plan
@@ -177,7 +178,7 @@ class KTransformer:
         ruleset = load_rules([written])
         (rule,) = ruleset.rules
         if injected_matches(rule, self.model):
-            self.report = reinject(rule, self.model, keep_float=self.keep_float, floats=self._read_floats)
+            self.report = reinject(rule, self.model, keep_float=self.keep_float, floats=self._floats)
         else:
             self.report = self._apply(make_plan(ruleset, self.model))
         guard_saving()
@@ -191,7 +192,7 @@ class KTransformer:
         """
         if self.report is None:
             raise InjectionError("no rule replaced anything: there is nothing to verify")
-        return verify(self.model, self.report, floats=self._read_floats, tokens=tokens, seed=seed)
+        return verify(self.model, self.report, floats=self._floats, tokens=tokens, seed=seed)
 
     @overload
     def generate(self, prompt: Prompt, *, stream: Literal[False] = False, **kwargs: Any) -> str: ...
@@ -244,16 +245,20 @@ class KTransformer:
         if device is not None and torch.device(device) != self.model.device:
             self.model.to(device)  # type: ignore[arg-type]
 
-    def _read_floats(self, name: str, module: nn.Module) -> None:
+    def _floats(self, names: Sequence[str]) -> FloatSource:
+        find = cache(lambda: self._freed(names))
+        return lambda name, module: find()(name, module)
+
+    def _freed(self, names: Sequence[str]) -> FloatSource:
         if self._origin is None and self.folder is not None:
             self._origin = open_origin(self.folder, trust_remote_code=self._trust_remote_code)
         if self._origin is None:
             raise UndoError(
-                f"the float weights of {name} were freed and it is not known where the model came from: load it with "
-                "KTransformer.from_pretrained, or with keep_float=True"
+                f"the float weights of {names[0]} were freed and it is not known where the model came from: load it "
+                "with KTransformer.from_pretrained, or with keep_float=True"
             )
-        meta = build_meta_model(self._origin.model, trust_remote_code=self._trust_remote_code)
-        self._origin.reload(meta, name, module, next(module.parameters()).dtype)
+        build = partial(build_meta_model, self._origin.model, trust_remote_code=self._trust_remote_code)
+        return self._origin.floats(build, names)
 
     def _need_tokenizer(self) -> PreTrainedTokenizerBase:
         if self.tokenizer is None:

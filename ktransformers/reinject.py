@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
 
+from ktransformers.checkpoints import FloatsOf, FloatSource
 from ktransformers.errors import Problem, RuleMatchError
 from ktransformers.injection import Plan, Planned, Report, apply_plan, make_plan, walk
 from ktransformers.injection.fit import misfits
@@ -19,23 +20,21 @@ from ktransformers.rules import Rule, RuleSet
 
 __all__ = ["injected_matches", "reinject"]
 
-FloatSource = Callable[[str, nn.Module], None]
-"""Fills the module of that name with its float weights, read again from where the model came from."""
-
 
 def injected_matches(rule: Rule, model: nn.Module) -> list[str]:
     """Names of modules that the rule matches and that are operators of ours already."""
     return [name for name, module in walk(model) if isinstance(module, BaseInjectedModule) and rule.matches_name(name)]
 
 
-def reinject(rule: Rule, model: nn.Module, *, keep_float: bool, floats: FloatSource) -> Report:
+def reinject(rule: Rule, model: nn.Module, *, keep_float: bool, floats: FloatsOf) -> Report:
     """Applies one rule to modules of which some are injected, layer by layer, so that one layer's floats are in memory.
 
     All or nothing: after a failure every layer runs what it ran before. Modules the rule does not match are not
         touched.
     """
     names = [name for name, _ in walk(model) if rule.matches_name(name)]
-    swaps = [_Swap(name, model, floats) for name in names]
+    source = floats(names)
+    swaps = [_Swap(name, model, source) for name in names]
     _check(rule, model, swaps)
     reports = []
     try:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from ktransformers.checkpoints import FloatsOf, FloatSource
 from ktransformers.errors import InjectionError
 from ktransformers.injection.report import Report
 from ktransformers.operators.experts import KTransformersExperts
-from ktransformers.reinject import FloatSource
 
 __all__ = ["LayerCheck", "verify"]
 
@@ -40,7 +40,7 @@ class LayerCheck:
 
 
 def verify(
-    model: nn.Module, report: Report, *, floats: FloatSource | None = None, tokens: int = 64, seed: int = 0
+    model: nn.Module, report: Report, *, floats: FloatsOf | None = None, tokens: int = 64, seed: int = 0
 ) -> Iterator[LayerCheck]:
     """Sends random tokens through each layer of experts that `report` replaced, and through its float original.
 
@@ -55,9 +55,10 @@ def verify(
     for name, layer in layers.items():
         if floats is None and not layer.has_float_weights:
             raise InjectionError(f"{name}: its float weights were freed; load the model with keep_float=True")
+    source = None if floats is None else floats(list(layers))
     draw = torch.Generator().manual_seed(seed)
     for name, layer in layers.items():
-        yield _check(name, layer, floats, formats[name], tokens, draw)
+        yield _check(name, layer, source, formats[name], tokens, draw)
 
 
 def _original(name: str, layer: KTransformersExperts, floats: FloatSource | None) -> nn.Module:

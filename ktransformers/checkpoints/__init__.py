@@ -1,7 +1,7 @@
 """Where weights come from: found offline, checked before they are read, read by transformers or module by module."""
 
 from ktransformers.checkpoints.decoded import DecodedFiles, open_files
-from ktransformers.checkpoints.floats import reload_module
+from ktransformers.checkpoints.floats import FloatsOf, FloatSource, FreedFloats
 from ktransformers.checkpoints.headers import CheckpointFiles, read_files, read_headers
 from ktransformers.checkpoints.load import load_model, load_tokenizer
 from ktransformers.checkpoints.locate import locate
@@ -14,7 +14,10 @@ __all__ = [
     "CheckpointModule",
     "CheckpointSource",
     "DecodedFiles",
+    "FloatSource",
+    "FloatsOf",
     "FolderOrigin",
+    "FreedFloats",
     "Origin",
     "load_model",
     "load_tokenizer",
@@ -24,6 +27,5 @@ __all__ = [
     "open_source",
     "read_files",
     "read_headers",
-    "reload_module",
     "verify_complete",
 ]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ktransformers.checkpoints.decoded import DecodedFiles, open_files
-from ktransformers.checkpoints.floats import reload_module
+from ktransformers.checkpoints.floats import FloatSource, FreedFloats
 from ktransformers.checkpoints.gguf import GgufModel, GgufWeights, find_gguf, load_gguf
 from ktransformers.checkpoints.headers import CheckpointFiles
 from ktransformers.checkpoints.load import load_model, load_tokenizer
@@ -63,8 +63,10 @@ class Origin(Protocol):
         """
         ...
 
-    def reload(self, meta: PreTrainedModel, name: str, module: nn.Module, dtype: torch.dtype) -> None:
-        """Gives `module`, which is the model's `name`, its float weights again."""
+    def floats(self, build_meta: Callable[[], PreTrainedModel], names: Sequence[str]) -> FloatSource:
+        """Gives the modules `names` of the model, which `build_meta` makes on the meta device, their float weights
+        again.
+        """
         ...
 
 
@@ -100,8 +102,8 @@ class FolderOrigin:
         files = open_files(self.place, meta, dtype if isinstance(dtype, torch.dtype) else None)
         return _FolderWeights(self.place, meta, files, dtype, self._trust_remote_code)
 
-    def reload(self, meta: PreTrainedModel, name: str, module: nn.Module, dtype: torch.dtype) -> None:
-        reload_module(self.place, meta, name, module, dtype)
+    def floats(self, build_meta: Callable[[], PreTrainedModel], names: Sequence[str]) -> FloatSource:
+        return FreedFloats(self.place, build_meta, names)
 
 
 @dataclass(frozen=True)
@@ -143,9 +145,14 @@ class GgufOrigin:
         weights = None if self._opened.architecture is None else self._opened.weights(meta, dtype)
         return _GgufWeights(self._opened, weights, type(meta), dtype)
 
-    def reload(self, meta: PreTrainedModel, name: str, module: nn.Module, dtype: torch.dtype) -> None:
-        with self._opened.weights(meta, dtype).modules([name]) as (weights,):
-            weights.fill(module)
+    def floats(self, build_meta: Callable[[], PreTrainedModel], names: Sequence[str]) -> FloatSource:  # noqa: ARG002
+        weights = cache(lambda dtype: self._opened.weights(build_meta(), dtype))
+
+        def fill(name: str, module: nn.Module) -> None:
+            with weights(next(module.parameters()).dtype).modules([name]) as (found,):
+                found.fill(module)
+
+        return fill
 
 
 @dataclass(frozen=True)
