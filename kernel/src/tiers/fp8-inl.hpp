@@ -50,10 +50,11 @@ struct Fp8Micro {
   using Sum = float;
   static constexpr std::size_t kRows = kMost;
 
-  static void run(const char* rows, std::size_t stride, std::size_t m, const char* block, std::size_t ahead,
+  static void run(const char* rows, std::size_t stride, std::size_t m, const char* block, std::size_t block_bytes,
                   std::size_t k_padded, Sum* sums) {
     alignas(64) float products[kRows * kBlockChannels];
-    Prefetcher prefetcher(block + ahead, 2 * ((m + Products::kGroup - 1) / Products::kGroup));
+    const std::size_t passes = (m + Products::kGroup - 1) / Products::kGroup;
+    Prefetcher prefetcher(block + prefetch_ahead(passes == 1, block_bytes), 2 * passes);
     for (std::size_t k = 0; k < k_padded; k += kFp8Inputs) {
       const std::size_t inputs = k_padded - k < kFp8Inputs ? k_padded - k : kFp8Inputs;
       Products::run(rows + k * kInputBytes, stride, m, Fp8Codes::tile(block, k), inputs, prefetcher, products);

@@ -321,9 +321,9 @@ struct GroupedInt8Micro {
   static constexpr std::size_t kRows = kSharedRows<Int8Dot>;
 
   static void run(const MatrixTraits& traits, const char* rows, std::size_t stride, std::size_t m, const char* block,
-                  std::size_t ahead, std::size_t k_padded, Sum* sums) {
+                  std::size_t block_bytes, std::size_t k_padded, Sum* sums) {
     clear(sums, m);
-    const GroupWalk walk(traits, rows, stride, block, ahead, k_padded);
+    const GroupWalk walk(traits, rows, stride, block, prefetch_ahead(m <= Int8Dot::kRows, block_bytes), k_padded);
     multiply_packed<Int8Dot>(Bytes{}, walk, m, sums);
   }
 };
@@ -333,9 +333,9 @@ struct Int4Micro {
   static constexpr std::size_t kRows = kSharedRows<NibbleDot>;
 
   static void run(const MatrixTraits& traits, const char* rows, std::size_t stride, std::size_t m, const char* block,
-                  std::size_t ahead, std::size_t k_padded, Sum* sums) {
+                  std::size_t block_bytes, std::size_t k_padded, Sum* sums) {
     clear(sums, m);
-    const GroupWalk walk(traits, rows, stride, block, ahead, k_padded);
+    const GroupWalk walk(traits, rows, stride, block, prefetch_ahead(m < kUnpackFrom, block_bytes), k_padded);
     if (codes_are_looked_up(traits.levels)) {
       std::uint8_t table[16];
       for (unsigned code = 0; code < 16; ++code) {

@@ -66,10 +66,10 @@ struct Bf16LikeTiles {
     }
   }
 
-  static void run(const char* rows, std::size_t stride, std::size_t m, const char* block, std::size_t ahead,
+  static void run(const char* rows, std::size_t stride, std::size_t m, const char* block, std::size_t block_bytes,
                   std::size_t k_padded, Sum* sums) {
-    Prefetcher prefetcher(block + ahead, 1);
-    passes(rows, stride, m, block, ahead, prefetcher, k_padded, sums);
+    Prefetcher prefetcher(block + prefetch_ahead(true, block_bytes), 1);
+    passes(rows, stride, m, block, block_bytes, prefetcher, k_padded, sums);
   }
 
   static inline void passes(const char* rows, std::size_t stride, std::size_t m, const char* block, std::size_t,

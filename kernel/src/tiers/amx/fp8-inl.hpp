@@ -21,13 +21,13 @@ struct Fp8Tiles {
   // Rows that share one decoding, which takes as long as the products of about 32 rows; their sums (32 KiB) stay in L2.
   static constexpr std::size_t kRows = 256;
 
-  static void run(const char* rows, std::size_t stride, std::size_t m, const char* block, std::size_t ahead,
+  static void run(const char* rows, std::size_t stride, std::size_t m, const char* block, std::size_t block_bytes,
                   std::size_t k_padded, Sum* sums) {
     alignas(64) char weights[kBlockChannels * kFp8Inputs * 2];
     alignas(64) float products[kBlockChannels * kBlockChannels];
     const RowCut cut(m);
     // A step takes two tiles of decoded weights, 16 lines of codes.
-    Prefetcher prefetcher(block + ahead, cut.pairs);
+    Prefetcher prefetcher(block + block_bytes, cut.pairs);
     configure_tiles(cut.rows);
     for (std::size_t k = 0; k < k_padded; k += kFp8Inputs) {
       const std::size_t inputs = k_padded - k < kFp8Inputs ? k_padded - k : kFp8Inputs;

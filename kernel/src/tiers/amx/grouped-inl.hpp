@@ -164,9 +164,9 @@ struct GroupedInt8Tiles {
   static constexpr std::size_t kRows = 256;
 
   static void run(const MatrixTraits& traits, const char* rows, std::size_t stride, std::size_t m, const char* block,
-                  std::size_t ahead, std::size_t k_padded, Sum* sums) {
+                  std::size_t block_bytes, std::size_t k_padded, Sum* sums) {
     clear(sums, m);
-    const GroupWalk walk(traits, rows, stride, block, ahead, k_padded);
+    const GroupWalk walk(traits, rows, stride, block, block_bytes, k_padded);
     const RowTiles cut(m);
     configure_tiles(cut.rows, walk.segments().inputs);
     multiply_by_tiles(walk, 0, walk.from(0), walk.count(), cut, sums);
@@ -181,14 +181,14 @@ struct Int4Tiles {
   static constexpr std::size_t kInputs = 512;
 
   static void run(const MatrixTraits& traits, const char* rows, std::size_t stride, std::size_t m, const char* block,
-                  std::size_t ahead, std::size_t k_padded, Sum* sums) {
+                  std::size_t block_bytes, std::size_t k_padded, Sum* sums) {
     clear(sums, m);
     std::uint8_t table[16];
     for (unsigned code = 0; code < 16; ++code) {
       table[code] = static_cast<std::uint8_t>(nibble_value(traits.levels, code));
     }
     const LookedUp codes{load_table(table)};
-    const GroupWalk walk(traits, rows, stride, block, ahead, k_padded);
+    const GroupWalk walk(traits, rows, stride, block, block_bytes, k_padded);
     const RowTiles cut(m);
     alignas(64) char bytes[kInputs * kBlockChannels + kInputs / 16 * 2 * 4 * kBlockChannels];
     configure_tiles(cut.rows, walk.segments().inputs);

@@ -47,6 +47,8 @@ struct Bf16MicroOf {
   using Sum = float;
   // 6 rows x 2 registers of channels = 12 sums; 2 weights, 1 broadcast and the mask fill the 16 registers.
   static constexpr std::size_t kGroup = 6;
+  // Up to here all 32 channels are in one pass: 8 sums.
+  static constexpr int kInOrder = 2;
   // Rows that pass over a block together, so that prefetching the next one is spread over all their work.
   static constexpr std::size_t kRows = 60;
 
@@ -97,7 +99,7 @@ struct Bf16MicroOf {
   template <int kM>
   static inline void panels(const float* x, std::size_t stride, const char* block, Prefetcher& prefetcher,
                             std::size_t k_padded, float* sums) {
-    if constexpr (kM <= 2) {  // all 32 channels in one pass: 4 or 8 sums
+    if constexpr (kM <= kInOrder) {
       tile<kM, 4>(x, stride, block, prefetcher, 0, k_padded, sums);
     } else {
       tile<kM, 2>(x, stride, block, prefetcher, 0, k_padded, sums);
@@ -105,10 +107,10 @@ struct Bf16MicroOf {
     }
   }
 
-  static void run(const char* rows, std::size_t row_stride, std::size_t m, const char* block, std::size_t ahead,
+  static void run(const char* rows, std::size_t row_stride, std::size_t m, const char* block, std::size_t block_bytes,
                   std::size_t k_padded, Sum* sums) {
-    Prefetcher prefetcher(block + ahead, (m + kGroup - 1) / kGroup);
-    passes(rows, row_stride, m, block, ahead, prefetcher, k_padded, sums);
+    Prefetcher prefetcher(block + prefetch_ahead(m <= kInOrder, block_bytes), (m + kGroup - 1) / kGroup);
+    passes(rows, row_stride, m, block, block_bytes, prefetcher, k_padded, sums);
   }
 
   static inline void passes(const char* rows, std::size_t row_stride, std::size_t m, const char* block, std::size_t,

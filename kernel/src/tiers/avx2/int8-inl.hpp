@@ -63,9 +63,9 @@ struct Int8Signs {
     }
   }
 
-  static inline void run(const char* rows, std::size_t stride, std::size_t m, const char* block, std::size_t ahead,
-                         std::size_t k_padded, std::int32_t* sums) {
-    Prefetcher prefetcher(block + ahead, (m + 3) / 4);
+  static inline void run(const char* rows, std::size_t stride, std::size_t m, const char* block,
+                         std::size_t block_bytes, std::size_t k_padded, std::int32_t* sums) {
+    Prefetcher prefetcher(block + prefetch_ahead(m <= 2, block_bytes), (m + 3) / 4);
     while (m >= 4) {
       tile<4, 2>(rows, stride, block, prefetcher, 0, k_padded, sums);
       tile<4, 2>(rows, stride, block, prefetcher, 2, k_padded, sums);
@@ -155,13 +155,13 @@ struct Int8Wide {
     }
   }
 
-  static inline void run(const char* rows, std::size_t stride, std::size_t m, const char* block, std::size_t ahead,
-                         std::size_t k_padded, std::int32_t* sums) {
+  static inline void run(const char* rows, std::size_t stride, std::size_t m, const char* block,
+                         std::size_t block_bytes, std::size_t k_padded, std::int32_t* sums) {
     alignas(64) char wide[kChunkRows * 128];
     for (std::size_t i = 0; i < m * kBlockChannels; i += kWidth)
       _mm256_store_si256(reinterpret_cast<__m256i*>(sums + i), zero_int());
     // A panel row is one line of weights and two words of a row's inputs: one round of tile().
-    Prefetcher prefetcher(block + ahead, (m + 5) / 6);
+    Prefetcher prefetcher(block + block_bytes, (m + 5) / 6);
     for (std::size_t panel = 0; panel < 2; ++panel) {
       for (std::size_t k = 0; k < k_padded; k += kChunk) {
         const std::size_t inputs = k_padded - k < kChunk ? k_padded - k : kChunk;
@@ -184,12 +184,12 @@ struct Int8Micro {
   // From this many rows the saved sign operations pay for the widening. Both ways give the same integers.
   static constexpr std::size_t kWideFrom = 6;
 
-  static void run(const char* rows, std::size_t stride, std::size_t m, const char* block, std::size_t ahead,
+  static void run(const char* rows, std::size_t stride, std::size_t m, const char* block, std::size_t block_bytes,
                   std::size_t k_padded, Sum* sums) {
     if (m >= kWideFrom) {
-      Int8Wide::run(rows, stride, m, block, ahead, k_padded, sums);
+      Int8Wide::run(rows, stride, m, block, block_bytes, k_padded, sums);
     } else {
-      Int8Signs::run(rows, stride, m, block, ahead, k_padded, sums);
+      Int8Signs::run(rows, stride, m, block, block_bytes, k_padded, sums);
     }
   }
 };

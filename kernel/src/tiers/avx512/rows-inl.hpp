@@ -2,7 +2,7 @@
 // gemm-inl.hpp).
 //
 // A Tile type has: Sum, and template <int kM> static void run(const char* rows, std::size_t stride, const char* block,
-// std::size_t ahead, Prefetcher&, std::size_t k_padded, Sum* sums), both panels at once.
+// std::size_t block_bytes, Prefetcher&, std::size_t k_padded, Sum* sums), both panels at once.
 
 template <class Tile>
 struct RowsOf {
@@ -13,28 +13,28 @@ struct RowsOf {
   static constexpr std::size_t kRows = 60;
 
   template <int kM>
-  static inline void rest(const char* rows, std::size_t stride, std::size_t m, const char* block, std::size_t ahead,
-                          Prefetcher& prefetcher, std::size_t k_padded, Sum* sums) {
+  static inline void rest(const char* rows, std::size_t stride, std::size_t m, const char* block,
+                          std::size_t block_bytes, Prefetcher& prefetcher, std::size_t k_padded, Sum* sums) {
     if (m == kM) {
-      Tile::template run<kM>(rows, stride, block, ahead, prefetcher, k_padded, sums);
+      Tile::template run<kM>(rows, stride, block, block_bytes, prefetcher, k_padded, sums);
     } else if constexpr (kM > 1) {
-      rest<kM - 1>(rows, stride, m, block, ahead, prefetcher, k_padded, sums);
+      rest<kM - 1>(rows, stride, m, block, block_bytes, prefetcher, k_padded, sums);
     }
   }
 
-  static void run(const char* rows, std::size_t stride, std::size_t m, const char* block, std::size_t ahead,
+  static void run(const char* rows, std::size_t stride, std::size_t m, const char* block, std::size_t block_bytes,
                   std::size_t k_padded, Sum* sums) {
     // One line a panel row, two panel rows a step: a prefetch for both every so many steps.
-    Prefetcher prefetcher(block + ahead, (m + kGroup - 1) / kGroup);
-    passes(rows, stride, m, block, ahead, prefetcher, k_padded, sums);
+    Prefetcher prefetcher(block + prefetch_ahead(m <= kGroup, block_bytes), (m + kGroup - 1) / kGroup);
+    passes(rows, stride, m, block, block_bytes, prefetcher, k_padded, sums);
   }
 
-  static inline void passes(const char* rows, std::size_t stride, std::size_t m, const char* block, std::size_t ahead,
-                            Prefetcher& prefetcher, std::size_t k_padded, Sum* sums) {
+  static inline void passes(const char* rows, std::size_t stride, std::size_t m, const char* block,
+                            std::size_t block_bytes, Prefetcher& prefetcher, std::size_t k_padded, Sum* sums) {
     for (; m >= kGroup; m -= kGroup, rows += kGroup * stride, sums += kGroup * kBlockChannels) {
-      Tile::template run<kGroup>(rows, stride, block, ahead, prefetcher, k_padded, sums);
+      Tile::template run<kGroup>(rows, stride, block, block_bytes, prefetcher, k_padded, sums);
     }
-    rest<kGroup - 1>(rows, stride, m, block, ahead, prefetcher, k_padded, sums);
+    rest<kGroup - 1>(rows, stride, m, block, block_bytes, prefetcher, k_padded, sums);
   }
 };
 

@@ -4,9 +4,9 @@ struct Int8DotTile {
   using Sum = std::int32_t;
 
   template <int kM>
-  static inline void run(const char* rows, std::size_t stride, const char* block, std::size_t ahead,
+  static inline void run(const char* rows, std::size_t stride, const char* block, std::size_t block_bytes,
                          Prefetcher& prefetcher, std::size_t k_padded, Sum* sums) {
-    const std::int32_t* channels = channel_sums(block + ahead);
+    const std::int32_t* channels = channel_sums(block + block_bytes);
     const __m512i minus_offset = _mm512_set1_epi32(-128);
     const __m512i start[2] = {_mm512_mullo_epi32(load_int(channels), minus_offset),
                               _mm512_mullo_epi32(load_int(channels + kPanelChannels), minus_offset)};

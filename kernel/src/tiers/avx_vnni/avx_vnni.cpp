@@ -27,18 +27,21 @@ struct Int8Micro {
   using Sum = std::int32_t;
   // 6 rows x 2 registers of channels = 12 sums; two weights and a broadcast leave one register free.
   static constexpr std::size_t kGroup = 6;
+  // Up to here all 32 channels are in one pass: 8 sums.
+  static constexpr int kInOrder = 2;
   // Rows that pass over a block together, so that prefetching the next one is spread over all their work.
   static constexpr std::size_t kRows = 60;
 
   // kM rows x kRegs registers of 8 channels, starting at channel 8·first of the block.
   template <int kM, int kRegs>
-  static inline void tile(const char* x, std::size_t stride, const char* block, std::size_t ahead,
+  static inline void tile(const char* x, std::size_t stride, const char* block, std::size_t block_bytes,
                           Prefetcher& prefetcher, std::size_t first, std::size_t k_padded, Sum* sums) {
     const __m256i minus_offset = _mm256_set1_epi32(-128);
     __m256i sum[kM][kRegs];
 #pragma GCC unroll 4
     for (int c = 0; c < kRegs; ++c) {
-      const __m256i start = _mm256_mullo_epi32(load_int(channel_sums(block + ahead) + 8 * (first + c)), minus_offset);
+      const __m256i start =
+          _mm256_mullo_epi32(load_int(channel_sums(block + block_bytes) + 8 * (first + c)), minus_offset);
 #pragma GCC unroll 6
       for (int r = 0; r < kM; ++r) sum[r][c] = start;
     }
@@ -72,33 +75,33 @@ struct Int8Micro {
   }
 
   template <int kM>
-  static inline void panels(const char* x, std::size_t stride, const char* block, std::size_t ahead,
+  static inline void panels(const char* x, std::size_t stride, const char* block, std::size_t block_bytes,
                             Prefetcher& prefetcher, std::size_t k_padded, Sum* sums) {
-    if constexpr (kM <= 2) {  // all 32 channels in one pass
-      tile<kM, 4>(x, stride, block, ahead, prefetcher, 0, k_padded, sums);
+    if constexpr (kM <= kInOrder) {
+      tile<kM, 4>(x, stride, block, block_bytes, prefetcher, 0, k_padded, sums);
     } else {
-      tile<kM, 2>(x, stride, block, ahead, prefetcher, 0, k_padded, sums);
-      tile<kM, 2>(x, stride, block, ahead, prefetcher, 2, k_padded, sums);
+      tile<kM, 2>(x, stride, block, block_bytes, prefetcher, 0, k_padded, sums);
+      tile<kM, 2>(x, stride, block, block_bytes, prefetcher, 2, k_padded, sums);
     }
   }
 
-  static void run(const char* rows, std::size_t stride, std::size_t m, const char* block, std::size_t ahead,
+  static void run(const char* rows, std::size_t stride, std::size_t m, const char* block, std::size_t block_bytes,
                   std::size_t k_padded, Sum* sums) {
-    Prefetcher prefetcher(block + ahead, (m + kGroup - 1) / kGroup);
+    Prefetcher prefetcher(block + prefetch_ahead(m <= kInOrder, block_bytes), (m + kGroup - 1) / kGroup);
     for (; m >= kGroup; m -= kGroup, rows += kGroup * stride, sums += kGroup * kBlockChannels) {
-      panels<kGroup>(rows, stride, block, ahead, prefetcher, k_padded, sums);
+      panels<kGroup>(rows, stride, block, block_bytes, prefetcher, k_padded, sums);
     }
     switch (m) {
       case 1:
-        return panels<1>(rows, stride, block, ahead, prefetcher, k_padded, sums);
+        return panels<1>(rows, stride, block, block_bytes, prefetcher, k_padded, sums);
       case 2:
-        return panels<2>(rows, stride, block, ahead, prefetcher, k_padded, sums);
+        return panels<2>(rows, stride, block, block_bytes, prefetcher, k_padded, sums);
       case 3:
-        return panels<3>(rows, stride, block, ahead, prefetcher, k_padded, sums);
+        return panels<3>(rows, stride, block, block_bytes, prefetcher, k_padded, sums);
       case 4:
-        return panels<4>(rows, stride, block, ahead, prefetcher, k_padded, sums);
+        return panels<4>(rows, stride, block, block_bytes, prefetcher, k_padded, sums);
       case 5:
-        return panels<5>(rows, stride, block, ahead, prefetcher, k_padded, sums);
+        return panels<5>(rows, stride, block, block_bytes, prefetcher, k_padded, sums);
     }
   }
 };

@@ -125,10 +125,10 @@ struct Bf16Micro {
   static constexpr std::size_t kGroup = 4;
   static constexpr std::size_t kRows = kGroup;
 
-  static void run(const char* rows, std::size_t row_stride, std::size_t m, const char* block, std::size_t ahead,
+  static void run(const char* rows, std::size_t row_stride, std::size_t m, const char* block, std::size_t block_bytes,
                   std::size_t k_padded, Sum* sums) {
     Prefetcher none(block, 1);
-    passes(rows, row_stride, m, block, ahead, none, k_padded, sums);
+    passes(rows, row_stride, m, block, block_bytes, none, k_padded, sums);
   }
 
   // A function of its own: inlined into what becomes of the sums, GCC keeps some of them in memory (8 % slower).
