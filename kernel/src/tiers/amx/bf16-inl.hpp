@@ -68,7 +68,7 @@ struct Bf16LikeTiles {
 
   static void run(const char* rows, std::size_t stride, std::size_t m, const char* block, std::size_t block_bytes,
                   std::size_t k_padded, Sum* sums) {
-    Prefetcher prefetcher(block + prefetch_ahead(true, block_bytes), 1);
+    Prefetcher prefetcher(block + kNear, 1);
     passes(rows, stride, m, block, block_bytes, prefetcher, k_padded, sums);
   }
 

@@ -65,6 +65,7 @@ struct Int8Signs {
 
   static inline void run(const char* rows, std::size_t stride, std::size_t m, const char* block,
                          std::size_t block_bytes, std::size_t k_padded, std::int32_t* sums) {
+    // Up to 2 rows take both panels in one pass.
     Prefetcher prefetcher(block + prefetch_ahead(m <= 2, block_bytes), (m + 3) / 4);
     while (m >= 4) {
       tile<4, 2>(rows, stride, block, prefetcher, 0, k_padded, sums);
